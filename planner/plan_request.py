@@ -14,9 +14,11 @@ from stageloom.planner.schema.plan import (
     PlanInfo,
     PrecisionName,
 )
+from stageloom.planner.store.models import model_infos
 from stageloom.planner.store.store import ReadStore
 from stageloom.shared.errors import InputError, StageloomError
 from stageloom.shared.graph import Graph
+from stageloom.shared.model_version import ModelReference
 from stageloom.shared.plan import CombinedBlock, Plan, decode_plan
 from stageloom.shared.search.eop import splitters
 from stageloom.shared.search.job import run_search
@@ -35,20 +37,65 @@ def request_of(store: ReadStore, info: PlanInfo) -> PlanCreateRequest:
         InputError: an artifact of the plan is not here, or a request cannot say what the plan does.
     """
     plan = decode_plan(info.wire)
+    _refuse_unsayable(info, plan)
+    if info.scheduler in splitters():
+        return _split_request(store, info, plan)
+    request = _rules(store, plan)
+    return replace(request, scheduler=_scheduler(store, info, request))
+
+
+def nearest_request(store: ReadStore, info: PlanInfo) -> PlanCreateRequest:
+    """The request that says most of what a plan does, for a search that may end in another plan.
+
+    What no request says is left out: models are not split, all replicas run as the first one does, and
+    operators run one after another where no scheduler makes the plan's schedules.
+
+    Raises:
+        InputError: an artifact of the plan is not here.
+    """
+    if info.scheduler not in splitters():
+        try:
+            return request_of(store, info)
+        except InputError:
+            pass  # an artifact that is not here is missed again below
+    scheduler = info.scheduler if _is_named(info.scheduler) else "sequential"
+    return replace(_rules(store, decode_plan(info.wire)), scheduler=scheduler)
+
+
+def _refuse_unsayable(info: PlanInfo, plan: Plan) -> None:
+    """Raises:
+    InputError: the plan does what no request can say.
+    """
     if any(block.further_places for block in plan.combined):
         raise InputError(
             "blocks of this plan have several executors, as they are placed, which a plan file cannot say",
             remedy="push the plan itself",
         )
-    if info.scheduler in splitters():
-        return _split_request(info, plan)
-    if any(model.splits for model in plan.models):
+    if info.scheduler not in splitters() and any(model.splits for model in plan.models):
         raise InputError(
             f"this plan splits operators and is of {info.scheduler}, which a plan file cannot say",
             remedy="push the plan itself, or make one with --scheduler eop",
         )
-    request = PlanCreateRequest(
-        models=tuple(_options(plan, at, store.graph(one.artifact)) for at, one in enumerate(plan.models)),
+    used: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = {}
+    for block in plan.combined:
+        own = block.executor, block.resources
+        for member in block.members:
+            if used.setdefault((member.model, member.block), own) != own:
+                raise InputError(
+                    f"the replicas of {plan.models[member.model].name} use different executors or resources, "
+                    "which a plan file cannot say",
+                    remedy="push the plan itself",
+                )
+
+
+def _rules(store: ReadStore, plan: Plan) -> PlanCreateRequest:
+    """All that a request can say of a plan, but for its scheduler."""
+    references = _references(store, plan)
+    return PlanCreateRequest(
+        models=tuple(
+            _options(plan, at, references[one.name], store.graph(one.artifact))
+            for at, one in enumerate(plan.models)
+        ),
         combination=_combination(plan),
         members_max=max(2, *(len(block.members) for block in plan.combined)),
         lanes=plan.lanes,
@@ -75,16 +122,15 @@ def request_of(store: ReadStore, info: PlanInfo) -> PlanCreateRequest:
         max_skips=plan.max_skips,
         barrier=plan.barrier,
     )
-    return replace(request, scheduler=_scheduler(store, info, request))
 
 
-def _split_request(info: PlanInfo, plan: Plan) -> PlanCreateRequest:
+def _split_request(store: ReadStore, info: PlanInfo, plan: Plan) -> PlanCreateRequest:
     """The request for a plan of a splitter, which decides all but the model's rules and the resources."""
     (model,) = plan.models
     return PlanCreateRequest(
         models=(
             ModelOptions(
-                model=model.name,
+                model=_references(store, plan)[model.name],
                 launch_interval_s=model.launch_interval_us / 1e6,
                 work_conserving=model.work_conserving,
                 queue=model.queue.rule,
@@ -103,13 +149,37 @@ def _split_request(info: PlanInfo, plan: Plan) -> PlanCreateRequest:
     )
 
 
+def _references(store: ReadStore, plan: Plan) -> dict[str, str]:
+    """How a request names the version of each model that the plan has: `NAME` where it is the newest.
+
+    Raises:
+        InputError: one was removed.
+    """
+    artifacts = {model.name: model.artifact for model in plan.models}
+    infos = store.read(model_infos, names=sorted(artifacts), limit=None)
+    found = {
+        info.model: str(ModelReference(info.model, None if info.newest else info.version))
+        for info in infos
+        if info.digest == artifacts[info.model]
+    }
+    for name in artifacts:
+        if name not in found:
+            raise InputError(f"the version of {name} that the plan has was removed", remedy="add it again")
+    return found
+
+
+def _is_named(scheduler: str) -> bool:
+    """Whether a request can name it, and search with it."""
+    return scheduler in schedulers() or scheduler in added_schedulers().usable
+
+
 def _scheduler(store: ReadStore, info: PlanInfo, request: PlanCreateRequest) -> str:
     """The scheduler that the plan is of; of a policy, a re-plan or `auto`, one that makes the same plan.
 
     Raises:
         InputError: there is none.
     """
-    if info.scheduler in schedulers() or info.scheduler in added_schedulers().usable:
+    if _is_named(info.scheduler):
         return info.scheduler
     for name in _REPEATABLE:
         try:
@@ -125,33 +195,25 @@ def _scheduler(store: ReadStore, info: PlanInfo, request: PlanCreateRequest) -> 
 
 
 def _used(plan: Plan, index: int, of: Callable[[CombinedBlock], T], usual: T) -> tuple[T, ...]:
-    """What each block of a model uses, as a request has it: nothing for `usual`, one for all, or one each.
-
-    Raises:
-        InputError: replicas of a block use different ones.
-    """
-    found: dict[int, set[T]] = {}
-    for block in plan.combined:
-        for member in block.members:
-            if member.model == index:
-                found.setdefault(member.block, set()).add(of(block))
-    if any(len(used) > 1 for used in found.values()):
-        raise InputError(
-            f"the replicas of {plan.models[index].name} use different executors or resources, "
-            "which a plan file cannot say",
-            remedy="push the plan itself",
-        )
-    each = tuple(next(iter(found[block])) for block in sorted(found))
+    """What each block of a model's first replica uses, as a request has it: nothing for `usual`, one for all,
+    or one each."""
+    found = {
+        member.block: of(block)
+        for block in plan.combined
+        for member in block.members
+        if member.model == index and not member.replica
+    }
+    each = tuple(found[block] for block in sorted(found))
     if len(set(each)) > 1:
         return each
     return () if each[0] == usual else each[:1]
 
 
-def _options(plan: Plan, index: int, graph: Graph) -> ModelOptions:
+def _options(plan: Plan, index: int, reference: str, graph: Graph) -> ModelOptions:
     model = plan.models[index]
     names = [name for name, cuts in graph.partitions if cuts == model.cuts]
     return ModelOptions(
-        model=model.name,
+        model=reference,
         replicas=model.replicas,
         batch=model.batch,
         partition=names[0] if names else "whole",

@@ -282,6 +282,26 @@ def test_a_plan_of_several_executors_resources_and_lanes_is_made_again(
     assert again(rig, plan, "auto") == plan
 
 
+def test_a_plan_of_an_older_version_names_it_and_is_made_again(rig: Rig, tmp_path: Path) -> None:
+    """1. auto makes a plan of the only version. 2. One with other operators is added. 3. Then the plan file
+    names the first."""
+    rig.tells(FACTS)
+    plan, _ = rig.made()
+    info = rig.store.write(add_plan, "first", plan, "auto")
+    assert [one.model for one in request_of(rig.store, info).models] == ["long", "short"]
+    add_model(rig.store, tmp_path, "long", 12)
+    assert [one.model for one in request_of(rig.store, info).models] == ["long@1", "short"]
+    assert again(rig, plan, "auto") == plan
+
+
+def test_a_plan_of_a_version_that_was_removed_is_no_plan_file(rig: Rig, tmp_path: Path) -> None:
+    info = rig.store.write(add_plan, "old", small_plan(rig.store, "long"), "sequential")
+    add_model(rig.store, tmp_path, "long", 12)
+    rig.store.remove_model("long@1", force=True)
+    with pytest.raises(InputError, match="the version of long that the plan has was removed"):
+        request_of(rig.store, info)
+
+
 def test_blocks_on_executors_and_resources_of_their_own_are_made_again(rig: Rig) -> None:
     models = (
         ModelOptions(model="long", cuts=(20,), executors=(0, 1), resources=((0,), (1,)), replicas=2),

@@ -20,6 +20,7 @@ from stageloom.planner.plan_request import request_of
 from stageloom.planner.plan_search import model_choices, record
 from stageloom.planner.replan.compare import trial_comparison
 from stageloom.planner.replan.predict import evaluation_of, serves
+from stageloom.planner.rollout.version import search_with_version
 from stageloom.planner.schema.explanation import EvaluationVerdict
 from stageloom.planner.schema.plan import (
     ArrivalRate,
@@ -71,6 +72,7 @@ from stageloom.shared.messages.telemetry import (
 from stageloom.shared.partition import Axis, Split
 from stageloom.shared.plan import ExecutorOptions, Plan, decode_plan
 from stageloom.shared.search.eop import at_best_home, eop_at_most, splitters
+from stageloom.shared.search.job import run_search
 from stageloom.shared.search.measured_splits import PartSample, SplitMeasurements, alike, split_problem
 from stageloom.shared.search.split_plan import ResourcePair, split_plan
 from tests.learning.pools import InlinePool
@@ -240,6 +242,22 @@ def test_a_plan_file_makes_the_plan_again(rig: Rig) -> None:
     again = request_of(rig.store, rig.store.read(plan_info, "split"))
     assert splits_operators(again)
     assert rig.made(replace(again, device=NANO))[0].digest == plan.digest
+
+
+def test_a_version_of_a_split_model_is_planned_whole_where_the_split_one_begins(
+    rig: Rig, tmp_path: Path
+) -> None:
+    """Nobody measured parts of the version."""
+    rig.measures("onnx", 1000.0)
+    rig.measures("openvino", 500.0)
+    plan, _ = rig.made(replace(ONE, further_executors=(FurtherExecutor(name="openvino"),)))
+    info = rig.store.write(add_plan, "split", plan, "eop")
+    longer = imported(layers(LAYERS + 1), tmp_path / "longer")
+    rig.store.add_model("dense", longer.path, longer.digest)
+    made = run_search(search_with_version(rig.store, info, "dense", 2, longer.digest), lambda: 0.0)
+    assert (made.models[0].artifact, made.models[0].splits) == (longer.digest, ())
+    assert made.executors[made.combined[0].executor].name == "openvino"
+    assert made.cores_of(0) == plan.cores_of(0)
 
 
 def test_a_plan_is_explained_with_its_splits_and_what_it_takes_without(rig: Rig) -> None:
