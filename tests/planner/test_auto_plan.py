@@ -12,11 +12,14 @@ from stageloom.planner.auto_plan import KnownModel, chosen_rules, is_auto, make,
 from stageloom.planner.dispatch.ports import TelemetryWrite
 from stageloom.planner.plan_request import request_of
 from stageloom.planner.plan_search import search_job
+from stageloom.planner.replan.predict import evaluation_of
+from stageloom.planner.schema.explanation import EvaluationVerdict
 from stageloom.planner.schema.plan import CoreSet, FurtherExecutor, ModelOptions, PlanCreateRequest
 from stageloom.planner.store.desired import Push, push
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.machines import Machine
 from stageloom.planner.store.plans import add_plan, plan_info
+from stageloom.planner.store.predictions import keep_considered
 from stageloom.shared.bound import bind
 from stageloom.shared.errors import InputError, PlanError
 from stageloom.shared.messages.telemetry import CoreRange, ExecutorFact, ExecutorTime, MachineFacts, RowData
@@ -32,6 +35,7 @@ from stageloom.shared.plan import (
 )
 from stageloom.shared.schedule import Stage, StageSchedule
 from stageloom.shared.search.arrangements import express_of
+from stageloom.shared.search.compose import Combination
 from stageloom.shared.search.job import run_search
 from tests.store.helpers import NANO, add_model, enrol, row, small_plan
 from tests.store.migrated import new_store
@@ -386,6 +390,61 @@ def test_a_plan_that_no_scheduler_makes_again_is_refused_and_not_shown_as_anothe
     with pytest.raises(InputError, match="this plan is of maddpg, and no scheduler"):
         request_of(rig.store, info)
     assert rig.store.read(plan_info, "odd").scheduler == "maddpg"
+
+
+@pytest.mark.parametrize("combination", Combination)
+def test_a_plan_is_made_again_however_its_blocks_are_combined(rig: Rig, combination: Combination) -> None:
+    """The models have two blocks and one, so that the five ways differ."""
+    models = (ModelOptions(model="long", partition="base", replicas=2), ModelOptions(model="short"))
+    request = PlanCreateRequest(
+        models=models, combination=combination.value, members_max=3, scheduler="greedy"
+    )
+    plan = run_search(search_job(rig.store, request), lambda: 0.0)
+    assert again(rig, plan, "greedy") == plan
+    assert again(rig, plan, "refined") == plan
+
+
+def test_blocks_that_are_combined_in_no_way_that_has_a_name_are_no_plan_file(rig: Rig) -> None:
+    request = PlanCreateRequest(models=(ModelOptions(model="long", replicas=3),), scheduler="greedy")
+    plan = run_search(search_job(rig.store, request), lambda: 0.0)
+    odd = dataclasses.replace(plan, combined=plan.combined[::-1])
+    info = rig.store.write(add_plan, "odd", odd, "ios")
+    with pytest.raises(InputError, match="this plan is of ios, and no scheduler"):
+        request_of(rig.store, info)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "found_by", "how", "limits"),
+    [
+        ("ios", "ios r=3 s=8", "operator", (3, 8)),
+        ("beam", "instances beam s=2", "operator", (None, 2)),
+        ("ios", "ios", "operator", (None, None)),
+        ("ios", "ios, whole", "contest", (3, 8)),
+    ],
+)
+def test_a_plan_file_has_the_limits_of_the_search_that_found_the_plan(
+    rig: Rig, scheduler: str, found_by: str, how: str, limits: tuple[int | None, int | None]
+) -> None:
+    """Of a tournament those that all its searches have."""
+    plan = small_plan(rig.store, "long")
+    row = evaluation_of(plan, EvaluationVerdict.FOUND, scheduler=found_by, how=how)
+    rig.store.write(keep_considered, [row], device_class=CLASS)
+    request = request_of(rig.store, rig.store.write(add_plan, "found", plan, scheduler))
+    assert (request.scheduler, request.r, request.s) == (scheduler, *limits)
+
+
+@pytest.mark.parametrize("scheduler", ["greedy", "ios"])
+def test_schedules_that_the_plans_own_scheduler_cannot_have_made_are_refused(
+    rig: Rig, scheduler: str
+) -> None:
+    """One group of two operators: of another version of greedy, and above what the search was allowed."""
+    plan = small_plan(rig.store, "long")
+    odd = Plan(models=plan.models, combined=(CombinedBlock(plan.combined[0].members, odd_schedule()),))
+    row = evaluation_of(odd, EvaluationVerdict.FOUND, scheduler=f"{scheduler} r=1", how="operator")
+    rig.store.write(keep_considered, [row], device_class=CLASS)
+    info = rig.store.write(add_plan, "odd", odd, scheduler)
+    with pytest.raises(InputError, match=f"this plan is of {scheduler}, and no scheduler"):
+        request_of(rig.store, info)
 
 
 def odd_schedule() -> StageSchedule:

@@ -403,6 +403,24 @@ def test_plans_with_splits_compete_for_a_budget_where_parts_were_measured_and_th
     assert 1e3 * busy == pytest.approx(said.predicted_ms), "predicted from the same parts"
 
 
+def test_a_tournaments_split_plan_is_a_plan_file_only_where_eop_chooses_it_itself(rig: Rig) -> None:
+    """The tournament goes by what happens under load, eop by the least that one task takes."""
+    rig.measures("onnx", 1000.0)
+    asked = replace(ONE, scheduler=None, budget_s=2.0)
+    found = {one.name: one for one in entrants(rig.store, asked, NANO).candidates}
+    least = min(found.values(), key=lambda one: one.seconds)
+    other = max(found.values(), key=lambda one: one.seconds)
+    assert other.seconds > least.seconds
+    for name, one in (("least", least), ("other", other)):
+        rig.store.write(add_plan, name, one.plan, "eop")
+        row = evaluation_of(one.plan, EvaluationVerdict.FOUND, scheduler=f"eop, {one.name}", how="contest")
+        record(rig.store, NANO, "eop", one.plan, {rig.artifact.digest: rig.artifact.graph}, [row])
+    again = request_of(rig.store, rig.store.read(plan_info, "least"))
+    assert rig.made(replace(again, device=NANO))[0].digest == least.plan.digest
+    with pytest.raises(InputError, match="this plan is of eop, and no scheduler"):
+        request_of(rig.store, rig.store.read(plan_info, "other"))
+
+
 def test_the_twin_takes_measured_parts_and_a_hand_over_per_split(rig: Rig) -> None:
     rig.measures("onnx", 1000.0)
     asked = replace(ONE, scheduler=None, budget_s=2.0)

@@ -76,8 +76,8 @@ def plan_show(api: ApiContext, request: schema.PlanShowRequest, call: ApiCall) -
 @handles(routes.PLAN_REQUEST)
 def plan_request(
     api: ApiContext, request: schema.PlanRequestRequest, call: ApiCall
-) -> schema.PlanCreateRequest:
-    return request_of(api.reader, api.reader.read(plan_info, request.plan))
+) -> "schema.PlanCreateRequest | Future[schema.PlanCreateRequest]":
+    return api.apart(request_of, api.reader.read(plan_info, request.plan))  # it may make the plan again
 
 
 @handles(routes.PLAN_HISTORY)
