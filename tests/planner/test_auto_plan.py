@@ -20,6 +20,7 @@ from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.machines import Machine
 from stageloom.planner.store.plans import add_plan, plan_info
 from stageloom.planner.store.predictions import keep_considered
+from stageloom.shared.artifact import pack_artifact
 from stageloom.shared.bound import bind
 from stageloom.shared.errors import InputError, PlanError
 from stageloom.shared.messages.telemetry import CoreRange, ExecutorFact, ExecutorTime, MachineFacts, RowData
@@ -37,7 +38,7 @@ from stageloom.shared.schedule import Stage, StageSchedule
 from stageloom.shared.search.arrangements import express_of
 from stageloom.shared.search.compose import Combination
 from stageloom.shared.search.job import run_search
-from tests.store.helpers import NANO, add_model, enrol, row, small_plan
+from tests.store.helpers import NANO, add_model, chain, enrol, row, small_plan
 from tests.store.migrated import new_store
 
 CLASS = "cpu-2-core"
@@ -65,10 +66,10 @@ class Rig:
             self._rows += 1
             LinkStore(self.store).append_telemetry([write])
 
-    def took(self, model: str, executor: str, ms: float | None, threads: int = 1) -> None:
+    def took(self, model: str, executor: str, ms: float | None, threads: int = 1, *, batch: int = 1) -> None:
         """The device measured a model."""
         us = None if ms is None else 1e3 * ms
-        self.tells(ExecutorTime(self.artifacts[model], executor, threads, 1, CLASS, us, 9))
+        self.tells(ExecutorTime(self.artifacts[model], executor, threads, batch, CLASS, us, 9))
 
     def made(self, request: PlanCreateRequest = AUTO) -> tuple[Plan, str]:
         asked = named(self.store, request)
@@ -155,6 +156,49 @@ def test_what_was_not_measured_is_said_with_the_command_that_measures_it(rig: Ri
     assert (
         "long, short not measured on openvino yet, `stageloom device profile nano --executor openv" in known
     )
+
+
+def add_batchable(rig: Rig, folder: Path, *names: str) -> None:
+    """A model of 40 operators whose tasks may share a run, under each name."""
+    graph = dataclasses.replace(chain("wide", 40), batchable=True)
+    digest, blob = pack_artifact(graph, b"wide")
+    path = folder / "wide.artifact"
+    path.write_bytes(blob)
+    for name in names:
+        rig.store.add_model(name, path, digest)
+        rig.artifacts[name] = digest
+
+
+def test_a_model_with_a_batch_is_measured_by_the_command_that_is_named(rig: Rig, tmp_path: Path) -> None:
+    """1. Nothing is known. 2. One task alone was measured. 3. The batch was measured."""
+    rig.tells(FACTS)
+    add_batchable(rig, tmp_path, "wide")
+    request = replace(AUTO, models=(ModelOptions(model="wide", batch=8), ModelOptions(model="short")))
+    command = "`stageloom device profile nano --executor openvino --batch 8`"
+    missing = f"wide not measured on openvino in batches of 8 yet, {command} does it"
+    said = rig.made(request)[1]
+    assert missing in said and "short not measured on openvino yet, `stageloom device profile nano" in said
+    rig.took("wide", "onnx", 8.0)
+    rig.took("wide", "openvino", 4.0)
+    plan, said = rig.made(request)
+    assert run_by(plan)["wide"] == {"openvino"}
+    assert "wide on openvino in about 32 ms (64 ms on onnx)" in said and missing in said
+    rig.took("wide", "openvino", 20.0, batch=8)
+    said = rig.made(request)[1]
+    assert "wide on openvino in 20 ms" in said and missing not in said
+
+
+def test_a_file_that_is_served_under_two_names_takes_what_each_ones_batch_takes(
+    rig: Rig, tmp_path: Path
+) -> None:
+    rig.tells(FACTS)
+    add_batchable(rig, tmp_path, "wide", "many")
+    rig.took("wide", "onnx", 8.0)
+    rig.took("wide", "onnx", 20.0, batch=8)
+    models = (ModelOptions(model="wide"), ModelOptions(model="many", batch=8))
+    for chosen in (models, models[::-1]):
+        _, said = rig.made(replace(AUTO, models=chosen))
+        assert "wide on onnx in 8 ms" in said and "many on onnx in 20 ms" in said
 
 
 def test_a_model_that_an_executor_cannot_run_stays_on_the_usual_one(rig: Rig) -> None:
