@@ -106,11 +106,11 @@ def compared(
         for trial in store.read(trial_infos, device):
             if trial.candidate is not None:
                 trials.setdefault(trial.candidate, trial)
-    rows = [_row(made, _with(plain, made.schedules), steps_us, trials) for made in found]
+    rows = [_row(made, with_schedules(plain, made.schedules), steps_us, trials) for made in found]
     return tuple(sorted(rows, key=lambda row: row.predicted_ms))
 
 
-def _with(plain: Plan, schedules: Sequence[Schedule]) -> Plan:
+def with_schedules(plain: Plan, schedules: Sequence[Schedule]) -> Plan:
     """The plan with these schedules, as a search for it would have made it."""
     combined = tuple(
         replace(block, schedule=schedule) for block, schedule in zip(plain.combined, schedules, strict=True)
