@@ -138,9 +138,15 @@ def judged(
 
 
 def bound_s(schedule: Schedule, block: Block, limits: Limits) -> float:
-    """Return a lower bound for schedules of this kind, seconds; s does not bind streams."""
+    """Return a lower bound for schedules of this kind, seconds; s does not bind streams.
+
+    Groups on resources of their own do not slow each other down, so as many run at full speed as there are.
+    """
     graph, costs = block
-    return max(lower_bounds(graph, costs, limits if isinstance(schedule, StageSchedule) else Limits()))
+    if not isinstance(schedule, StageSchedule):
+        return max(lower_bounds(graph, costs, Limits()))
+    resources = max(len(set(stage.resources)) for stage in schedule.stages)
+    return max(lower_bounds(graph, costs, limits, resources=max(resources, 1)))
 
 
 def optimum_s(

@@ -274,6 +274,9 @@ def test_a_plan_is_explained_with_its_splits_and_what_it_takes_without(rig: Rig)
     assert split.whole_us == pytest.approx(4000.0)
     assert said.unsplit_ms == pytest.approx(4.0)
     assert said.predicted_ms == pytest.approx(2.2), "the longer half and a hand-over"
+    (block,) = said.blocks
+    assert 0.0 <= block.over_bound < 0.06, "a half takes its part of the work and 5 % more"
+    assert block.optimum_us is None, "the cheapest stages of one resource are no measure"
     assert 1e3 * found.prediction.busy == pytest.approx(said.predicted_ms)
 
 
