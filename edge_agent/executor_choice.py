@@ -174,10 +174,10 @@ class OwnModels:
     def best(self, times: ExecutorTimes) -> Plan:
         """The plan for what is known."""
         allowed = ("fp32", self.precision)
-        known = {
-            one.artifact: {o: taken for o, taken in times.of(one.artifact).items() if o.precision in allowed}
+        known = [
+            {o: taken for o, taken in times.of(one.artifact).items() if o.precision in allowed}
             for one in self.choices
-        }
+        ]
         return auto_plan(self.choices, known, FIRST_CHOICE, self.cores)
 
 

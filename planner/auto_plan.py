@@ -18,7 +18,7 @@ from stageloom.planner.store.machines import CHOSEN, NULL, TRIED, Machine, machi
 from stageloom.planner.store.models import newest_models
 from stageloom.planner.store.store import ReadStore
 from stageloom.shared.errors import InputError
-from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.ids import DeviceId
 from stageloom.shared.plan import MAX_LANES, MAX_MODELS, ExecutorOptions, Plan, decode_plan
 from stageloom.shared.search.arrangements import ON_GPU, Times
 from stageloom.shared.search.auto import AUTO, auto_plan
@@ -41,10 +41,15 @@ class AutoPlan(NamedTuple):
 
 
 class KnownModel(NamedTuple):
-    """What was measured of a model, and how the plan runs it."""
+    """What is known of a model, and how the plan runs it.
+
+    `scaled`: the ways that were measured of one task alone, whose times are so many times as long.
+    """
 
     times: Times
     way: ExecutorOptions
+    batch: int = 1
+    scaled: frozenset[ExecutorOptions] = frozenset()
 
 
 def chosen_rules(request: PlanCreateRequest) -> list[str]:
@@ -125,28 +130,32 @@ def make(store: ReadStore, request: PlanCreateRequest, device: DeviceId) -> Auto
     machine = store.read(machine_of, device)
     assert machine is not None, "is_auto has seen it"
     choices = model_choices(store, request.models)
-    times = _times(store, device, choices, machine.executors)
+    known = _known(store, device, choices, machine.executors)
     usual = ExecutorOptions(name=machine.executors[0])
-    plan = auto_plan(choices, times, usual, machine.cores)
+    plan = auto_plan(choices, [one.times for one in known], usual, machine.cores)
     ways = {block.members[0].model: plan.executors[block.executor] for block in plan.combined}
-    models = {one.name: KnownModel(times[one.artifact], ways[index]) for index, one in enumerate(choices)}
+    models = {one.name: known[at]._replace(way=ways[at]) for at, one in enumerate(choices)}
     return AutoPlan(plan, sentence(device, machine, models))
 
 
-def _times(
+def _known(
     store: ReadStore, device: DeviceId, choices: Sequence[ModelChoice], usable: Sequence[str]
-) -> dict[Digest, Times]:
-    """By artifact what was measured of whole models in the batches that they are to have."""
+) -> list[KnownModel]:
+    """By model what is known of it whole, in the batches that it is to have; all are run by the usual
+    executor."""
     chosen = (NULL,) if usable[0] == NULL else (*CHOSEN, *ON_GPU)
     rows = store.read(whole_times, device, [one.artifact for one in choices])
-    return {
-        one.artifact: {
-            way: seconds
-            for (way, batch), seconds in rows.get(one.artifact, {}).items()
-            if batch == one.batch and way.name in usable and way.name in chosen
-        }
-        for one in choices
-    }
+    found = []
+    for one in choices:
+        by_batch: dict[int, dict[ExecutorOptions, float]] = {}
+        for (way, batch), seconds in rows.get(one.artifact, {}).items():
+            if way.name in usable and way.name in chosen:
+                by_batch.setdefault(batch, {})[way] = seconds
+        measured, alone = by_batch.get(one.batch, {}), by_batch.get(1, {})
+        times = {way: one.batch * seconds for way, seconds in alone.items()} | measured
+        scaled = frozenset(way for way in alone.keys() - measured.keys() if alone[way] < math.inf)
+        found.append(KnownModel(times, ExecutorOptions(name=usable[0]), one.batch, scaled))
+    return found
 
 
 _NAMED: Final = 8  # models that a sentence names
@@ -163,12 +172,16 @@ def sentence(device: str, machine: Machine, models: Mapping[str, KnownModel]) ->
     if runs:
         said.append(_listed(runs))
     tried = [name for name in machine.executors if name == usual or name in (*TRIED, *ON_GPU)]
-    for executor in tried:
+    for executor in tried if len(tried) > 1 else ():
         single = ExecutorOptions(name=executor)
-        missing = [name for name, one in models.items() if single not in one.times]
-        if missing and len(tried) > 1:
-            command = f"`stageloom device profile {device} --executor {executor}`"
-            said.append(f"{_listed(missing)} not measured on {executor} yet, {command} does it")
+        missing: dict[int, list[str]] = {}
+        for name, one in models.items():
+            if single not in one.times or single in one.scaled:
+                missing.setdefault(one.batch, []).append(name)
+        for batch, names in sorted(missing.items()):
+            on, option = (f" in batches of {batch}", f" --batch {batch}") if batch > 1 else ("", "")
+            command = f"`stageloom device profile {device} --executor {executor}{option}`"
+            said.append(f"{_listed(names)} not measured on {executor}{on} yet, {command} does it")
     if len(tried) == 1 and not runs:
         said.append(f"there is nothing to choose between, so no time is needed to run all on {usual}")
     return "; ".join(said)
@@ -185,7 +198,8 @@ def _runs(name: str, model: KnownModel) -> str:
     beside = ", ".join(f"{_ms(taken)} {_on(executor, threads)}" for taken, executor, threads in others)
     took_s = model.times.get(model.way)
     said = f"{name} {_on(model.way.name, model.way.intra_op_threads)}"
-    return said + ("" if took_s is None else f" in {_ms(took_s)}") + (f" ({beside})" if beside else "")
+    about = "about " if model.way in model.scaled else ""
+    return said + ("" if took_s is None else f" in {about}{_ms(took_s)}") + (f" ({beside})" if beside else "")
 
 
 def _on(executor: str, threads: int) -> str:

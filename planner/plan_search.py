@@ -274,6 +274,11 @@ def scheduler_key(request: PlanCreateRequest) -> str:
     return policy + scheduler_of(request) + limits
 
 
+def limits_of(key: str) -> Limits:
+    """The limits in a `scheduler_key`."""
+    return Limits(**{word[0]: int(word[2:]) for word in key.split() if word[:2] in ("r=", "s=")})
+
+
 def _costs(
     store: ReadStore,
     request: PlanCreateRequest,

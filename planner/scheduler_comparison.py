@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import mul
 
 from stageloom.planner.replan.predict import block_costs
 from stageloom.planner.schema.replan import TrialInfo
@@ -47,7 +48,7 @@ def known_schedulers(names: Sequence[str]) -> list[str]:
 
 def optimum_of(job: SearchJob) -> float | None:
     """Seconds of the cheapest stages of the job's combined blocks; None: not known within the budget."""
-    return optimum_s(_blocks(job), job.limits, Budget())
+    return optimum_s(_blocks(job), job.limits, Budget(), runs_of(outline(job)))
 
 
 def searched(job: SearchJob, name: str, known_s: float | None, checkpoint: bytes) -> Standing:
@@ -62,7 +63,8 @@ def judged_as(job: SearchJob, found: Sequence[FoundSchedules]) -> list[Standing]
 
 
 def _subject(job: SearchJob, known_s: float | None) -> Subject:
-    return Subject("+".join(choice.name for choice in job.models), _blocks(job), known_s)
+    name = "+".join(choice.name for choice in job.models)
+    return Subject(name, _blocks(job), known_s, runs_of(outline(job)))
 
 
 def _blocks(job: SearchJob) -> tuple[Block, ...]:
@@ -72,6 +74,15 @@ def _blocks(job: SearchJob) -> tuple[Block, ...]:
         (combined.graph, block_costs(bound, index, job.costs))
         for index, combined in enumerate(bound.combined)
     )
+
+
+def runs_of(plan: Plan) -> tuple[float, ...]:
+    """Per combined block its runs for one task of each model: those of the member that runs most often.
+
+    Replicas take turns, and a batch shares a run. A member that runs less often is counted too often.
+    """
+    per_task = [1.0 / (model.replicas * model.batch) for model in plan.models]
+    return tuple(max(per_task[member.model] for member in block.members) for block in plan.combined)
 
 
 def outline(job: SearchJob) -> Plan:
@@ -95,11 +106,11 @@ def compared(
         for trial in store.read(trial_infos, device):
             if trial.candidate is not None:
                 trials.setdefault(trial.candidate, trial)
-    rows = [_row(made, _with(plain, made.schedules), steps_us, trials) for made in found]
+    rows = [_row(made, with_schedules(plain, made.schedules), steps_us, trials) for made in found]
     return tuple(sorted(rows, key=lambda row: row.predicted_ms))
 
 
-def _with(plain: Plan, schedules: Sequence[Schedule]) -> Plan:
+def with_schedules(plain: Plan, schedules: Sequence[Schedule]) -> Plan:
     """The plan with these schedules, as a search for it would have made it."""
     combined = tuple(
         replace(block, schedule=schedule) for block, schedule in zip(plain.combined, schedules, strict=True)
@@ -126,6 +137,6 @@ def _row(
         stages=shape.stages,
         groups_max=shape.groups_max,
         streams_max=shape.streams_max,
-        measured_ms=1e-3 * sum(known) if len(known) == len(taken) else None,
+        measured_ms=None if None in taken else 1e-3 * sum(map(mul, known, runs_of(plan))),
         trial=trials.get(plan.digest),
     )

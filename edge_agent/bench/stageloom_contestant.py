@@ -249,9 +249,8 @@ def own_plan(models: Sequence[ModelUnderTest], times: Mapping[str, Times], *, wh
         ModelChoice(name=one.name, artifact=one.digest, graph=open_artifact(one.artifact).graph)
         for one in models
     ]
-    by_artifact = {one.digest: times[one.name] for one in models}
     cores = sorted(os.sched_getaffinity(0))
-    return auto_plan(choices, by_artifact, FIRST_CHOICE, cores, whole=whole)
+    return auto_plan(choices, [times[one.name] for one in models], FIRST_CHOICE, cores, whole=whole)
 
 
 def _nobody(task: TimedTask, completed: bool) -> None:

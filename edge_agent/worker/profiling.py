@@ -298,12 +298,14 @@ log = logging.getLogger(__name__)
 
 _WHOLE_RUNS: Final = 9
 _WHOLE_SHARE: Final = 0.25
-"""Of a request's time, what running the whole model may take."""
+_OPERATORS_SHARE: Final = 0.75
+"""Of a request's time: what running the whole model may take, and its operators."""
 
-_OPERATORS_SHARE: Final = 0.3
-_PARTS_SHARE: Final = 0.4
+_WHOLE_BESIDE_PARTS: Final = 0.15
+_OPERATORS_BESIDE_PARTS: Final = 0.3
+_PARTS_SHARE: Final = 0.35
 _HANDOVER_SHARE: Final = 0.2
-"""Of the time of a request for parts."""
+"""Of the time of a request for parts, too."""
 
 _PARTS_PER_REPORT: Final = 1024  # of at most 40 bytes each
 
@@ -377,8 +379,8 @@ class Profiler:
                 self._report(whole)
             executor = make_executor(request.executor)
             try:
-                timing = _share(request.timing, _OPERATORS_SHARE) if request.parts else request.timing
-                timed = executor.time_operators(artifact, timing, self._idle)
+                share = _OPERATORS_BESIDE_PARTS if request.parts else _OPERATORS_SHARE
+                timed = executor.time_operators(artifact, _share(request.timing, share), self._idle)
                 if request.parts:
                     self._time_parts(request, artifact, executor, timed)
             finally:
@@ -468,7 +470,8 @@ class Profiler:
         """One run of the model in a session over all of it, as a plan that does not cut it has it; None where
         the device was too busy."""
         asked = request.timing
-        moments = IdleTime(self._idle, own_s=_WHOLE_SHARE * asked.limit_s, wall_s=asked.wall_s)
+        share = _WHOLE_BESIDE_PARTS if request.parts else _WHOLE_SHARE
+        moments = IdleTime(self._idle, own_s=share * asked.limit_s, wall_s=asked.wall_s)
         try:
             choice = ModelChoice(
                 name="model", artifact=artifact.digest, graph=artifact.graph, batch=asked.batch

@@ -38,7 +38,8 @@ Combine = Annotated[
     typer.Option(
         "--combine",
         metavar="HOW",
-        help="alone: each block by itself; aligned: models' i-th blocks together; replicas: a model's.",
+        help="alone: each block by itself; aligned: models' i-th blocks together; replicas: a model's; "
+        "abreast: blocks as far through their models as each other; pipelined: a replica's neighbours.",
     ),
 ]
 MOST_ROWS = 1_000_000_000

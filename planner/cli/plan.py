@@ -91,7 +91,7 @@ def show(
     """
     request = checked(schema.PlanShowRequest(plan=plan))
     if toml:
-        again = call(routes.PLAN_REQUEST, schema.PlanRequestRequest(plan=request.plan))
+        again = call(routes.PLAN_REQUEST, schema.PlanRequestRequest(plan=request.plan), timeout_s=LONG_S)
         show_result(again, lambda: emit(_plan_file(again)))
         return
     info = call(routes.PLAN_SHOW, request)

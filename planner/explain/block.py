@@ -18,7 +18,14 @@ from stageloom.planner.schema.explanation import (
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.errors import PlanError
 from stageloom.shared.legality import violations
-from stageloom.shared.schedule import Group, Schedule, Stage, StageSchedule, StreamSchedule
+from stageloom.shared.schedule import (
+    Group,
+    Schedule,
+    Stage,
+    StageSchedule,
+    StreamSchedule,
+    names_resources,
+)
 from stageloom.shared.search.baselines import greedy, sequential
 from stageloom.shared.search.comparison import bound_s, gap, optimum_s
 from stageloom.shared.search.costs import CostTable, StageCosts
@@ -61,7 +68,7 @@ def explain_block(
     predicted_s = schedule_s(schedule, graph, costs)
     least_s = bound_s(schedule, (graph, costs), Limits())
     best_s = None
-    if isinstance(schedule, StageSchedule):
+    if isinstance(schedule, StageSchedule) and not names_resources(schedule):  # of one resource
         best_s = optimum_s([(graph, costs)], Limits(), Budget(expansions=EXACT_EXPANSIONS))
     names = _names(bound, index)
     if isinstance(schedule, StageSchedule):

@@ -5,17 +5,17 @@ from dataclasses import replace
 
 import msgspec
 
-from stageloom.planner.plan_request import request_of
+from stageloom.planner.plan_request import nearest_request
 from stageloom.planner.plan_search import search_job
-from stageloom.planner.schema.plan import PlanInfo
-from stageloom.planner.store.models import model_infos
+from stageloom.planner.schema.plan import ModelOptions, PlanInfo
 from stageloom.planner.store.store import ReadStore
 from stageloom.shared.bound import bind
-from stageloom.shared.errors import InputError, PlanError
+from stageloom.shared.errors import PlanError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest
-from stageloom.shared.model_version import ModelReference
-from stageloom.shared.plan import Plan, decode_plan
+from stageloom.shared.model_version import ModelReference, model_reference
+from stageloom.shared.plan import ModelPlan, Plan, decode_plan
+from stageloom.shared.search.arrangements import even_cuts
 from stageloom.shared.search.job import SearchJob
 
 
@@ -40,47 +40,35 @@ def search_with_version(
 ) -> SearchJob:
     """The search for a plan by the rules of this one, with another version of a model that does not fit it.
 
-    Cuts that the version does not have are left out: it is one block then.
+    The version is cut evenly into as many blocks where it does not have the plan's cuts. Rules that no
+    request can say are left out (`nearest_request`).
 
     Raises:
-        InputError: the plan is of no scheduler that can search again, or a model of it is not here.
+        InputError: a model of the plan is not here.
     """
-    request = request_of(store, info)
+    request = nearest_request(store, info)
+    (before,) = (one for one in decode_plan(info.wire).models if one.name == model)
     graph = store.graph(artifact)
     reference = str(ModelReference(model, version))
-    others = {one.name: one.artifact for one in decode_plan(info.wire).models if one.name != model}
-    names = _references(store, others)
-    models = []
-    for one in request.models:
-        if one.model != model:
-            models.append(msgspec.structs.replace(one, model=names[one.model]))
-            continue
-        cuts = one.cuts if set(one.cuts) <= set(graph.base_cuts) else ()
-        known = {name for name, _ in graph.partitions}
-        partition = one.partition if one.partition in known else "whole"
-        per_block = cuts == one.cuts and partition == one.partition
-        models.append(
-            msgspec.structs.replace(
-                one,
-                model=reference,
-                cuts=cuts,
-                partition=partition,
-                executors=one.executors if per_block else one.executors[:1],
-                resources=one.resources if per_block else one.resources[:1],
-            )
-        )
-    return search_job(store, msgspec.structs.replace(request, models=tuple(models)))
+    models = tuple(
+        _as_version(one, before, reference, graph) if model_reference(one.model).name == model else one
+        for one in request.models
+    )
+    return search_job(store, msgspec.structs.replace(request, models=models))
 
 
-def _references(store: ReadStore, artifacts: dict[str, Digest]) -> dict[str, str]:
-    """How a request names the versions of models that a plan has."""
-
-    infos = store.read(model_infos, names=sorted(artifacts), limit=None)
-    found = {
-        info.model: str(ModelReference(info.model, info.version))
-        for info in infos
-        if info.digest == artifacts[info.model]
-    }
-    for name in artifacts.keys() - found.keys():
-        raise InputError(f"the version of {name} that the plan has was removed", remedy="add it again")
-    return found
+def _as_version(options: ModelOptions, before: ModelPlan, reference: str, graph: Graph) -> ModelOptions:
+    """The options for another version, cut where the one before was, or into as many blocks."""
+    offered = dict(graph.partitions)
+    partition, cuts = options.partition, options.cuts
+    if not set(cuts) <= set(graph.base_cuts) or (not cuts and partition not in offered):
+        partition, cuts = "whole", even_cuts(graph, before.num_blocks)
+    as_many = len(cuts or offered.get(partition, ())) == len(before.cuts)
+    return msgspec.structs.replace(
+        options,
+        model=reference,
+        partition=partition,
+        cuts=cuts,
+        executors=options.executors if as_many else options.executors[:1],
+        resources=options.resources if as_many else options.resources[:1],
+    )

@@ -58,10 +58,11 @@ class SchedulerCompareRequest(Request, frozen=True, kw_only=True):
 class ComparedScheduler(Reply, frozen=True, kw_only=True):
     """One scheduler's plan for the models.
 
-    Milliseconds of one task of each model: as predicted, as no schedule can beat (`bound_ms`), with the
-    cheapest stages within r and s (`optimum_ms`, where that is known), as the device measured. `over_bound`
-    and `over_optimum` are shares. `stages` and `groups_max` are of stages, `streams_max` of streams. `trial`
-    is the newest on the device in which the plan was the candidate.
+    Milliseconds of one task of each model (replicas take turns, and a batch shares a run): as predicted, as
+    no schedule can beat (`bound_ms`), with the cheapest stages within r and s (`optimum_ms`, where that is
+    known), as the device measured. `over_bound` and `over_optimum` are shares. `stages`
+    and `groups_max` are of stages, `streams_max` of streams. `trial` is the newest on the device in which the
+    plan was the candidate.
     """
 
     models: Line

@@ -79,3 +79,18 @@ def considered_plans(
         (message_of(PlanEvaluation, row, plan=row.digest, verdict=EvaluationVerdict(row.verdict)), row)
         for row in rows
     ]
+
+
+def searches_of(session: Session, plan: Digest, *, limit: int = 16) -> list[PlanEvaluation]:
+    """The searches of operators that found a plan, newest first; tournaments, too."""
+    rows = session.scalars(
+        select(ConsideredPlanRow)
+        .where(
+            ConsideredPlanRow.digest == plan,
+            ConsideredPlanRow.how.in_(["operator", "contest"]),
+            ConsideredPlanRow.verdict == EvaluationVerdict.FOUND.value,
+        )
+        .order_by(ConsideredPlanRow.number.desc())
+        .limit(limit)
+    )
+    return [message_of(PlanEvaluation, row, plan=row.digest, verdict=EvaluationVerdict.FOUND) for row in rows]

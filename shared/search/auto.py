@@ -6,11 +6,10 @@ times their own time. What really arrives, re-plans go by.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from stageloom.shared.ids import Digest
 from stageloom.shared.plan import ExecutorOptions, Plan
 from stageloom.shared.search.arrangements import (
     HANDOVER_S,
@@ -36,20 +35,19 @@ BETTER: Final = 1.02
 
 def auto_plan(
     models: Sequence[ModelChoice],
-    times: Mapping[Digest, Times],
+    known: Sequence[Times],
     default: ExecutorOptions,
     cores: Sequence[int],
     *,
     whole: bool = False,
 ) -> Plan:
-    """The plan that carries most of those that are tried. `times`: by artifact, as far as they are known.
+    """The plan that carries most of those that are tried. `known`: by model, as far as times are known.
 
     `default` runs what was not measured. `whole`: no model is cut, whatever it holds up.
 
     Raises:
         PlanError: the plan would not be legal.
     """
-    known = [times.get(one.artifact, {}) for one in models]
     most = [1 if whole else len(one.graph.base_cuts) + 1 for one in models]
     return arranged_plan(models, best_arrangement(known, most, default, len(cores)), cores)
 

@@ -36,6 +36,12 @@ class Subject:
     name: str
     blocks: tuple[Block, ...]
     optimum_s: float | None  # None: not known within the budget
+    runs: tuple[float, ...] = ()  # of each block, by which its seconds count; empty: one of each
+
+    def sum_s(self, seconds: Iterable[float]) -> float:
+        """The sum of seconds by block, each as often as the block runs."""
+        runs = self.runs or (1.0,) * len(self.blocks)
+        return sum(often * taken for often, taken in zip(runs, seconds, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +55,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """One scheduler on one subject; all seconds are sums over its blocks."""
+    """One scheduler on one subject; all seconds but `search_s` are sums over its blocks by their runs."""
 
     subject: str
     scheduler: str
@@ -124,28 +130,38 @@ def judged(
         subject=of.name,
         scheduler=scheduler,
         schedules=schedules,
-        predicted_s=sum(schedule_s(schedule, graph, costs) for schedule, (graph, costs) in both),
-        bound_s=sum(bound_s(schedule, block, limits) for schedule, block in both),
+        predicted_s=of.sum_s(schedule_s(schedule, graph, costs) for schedule, (graph, costs) in both),
+        bound_s=of.sum_s(bound_s(schedule, block, limits) for schedule, block in both),
         optimum_s=of.optimum_s,
         search_s=search_s,
     )
 
 
 def bound_s(schedule: Schedule, block: Block, limits: Limits) -> float:
-    """Return a lower bound for schedules of this kind, seconds; s does not bind streams."""
+    """Return a lower bound for schedules of this kind, seconds; s does not bind streams.
+
+    Groups on resources of their own do not slow each other down, so as many run at full speed as there are.
+    """
     graph, costs = block
-    return max(lower_bounds(graph, costs, limits if isinstance(schedule, StageSchedule) else Limits()))
+    if not isinstance(schedule, StageSchedule):
+        return max(lower_bounds(graph, costs, Limits()))
+    resources = max(len(set(stage.resources)) for stage in schedule.stages)
+    return max(lower_bounds(graph, costs, limits, resources=max(resources, 1)))
 
 
-def optimum_s(blocks: Iterable[Block], limits: Limits, budget: Budget) -> float | None:
+def optimum_s(
+    blocks: Iterable[Block], limits: Limits, budget: Budget, runs: Sequence[float] = ()
+) -> float | None:
     """Seconds of the cheapest stage schedules together; None: not known within the budget per block.
+
+    `runs`: how often each block counts; empty: once.
 
     Dynamic programming adds stages up. Under the model of a device class, stages of one group that follow
     each other are one launch and may cost less than that: `sequential`, which has the most of them, counts.
     """
     known: dict[tuple[Any, ...], float] = {}
-    total_s = 0.0
-    for graph, costs in blocks:
+    total_s, listed = 0.0, tuple(blocks)
+    for (graph, costs), often in zip(listed, runs or (1.0,) * len(listed), strict=True):
         key = form(graph, costs).key
         if key not in known:
             stages = Stages(graph, costs, limits, GroupRule.CONNECTED, Strategy.BOTH)
@@ -155,7 +171,7 @@ def optimum_s(blocks: Iterable[Block], limits: Limits, budget: Budget) -> float 
                 return None
             in_turn = sequential(graph, costs, limits, budget)
             known[key] = min(costs.schedule_s(best), costs.schedule_s(in_turn))
-        total_s += known[key]
+        total_s += often * known[key]
     return total_s
 
 

@@ -153,7 +153,7 @@ def compose(
         return found[key]
 
     combined = []
-    for members in _members(plans, combination, members_max):
+    for members in combined_members(plans, combination, members_max):
         run_by, resources = used.used_by(members)
         combined.append(CombinedBlock(members, schedule(members, run_by), run_by, resources))
     plan = Plan(
@@ -171,9 +171,10 @@ def compose(
     return plan
 
 
-def _members(
+def combined_members(
     plans: Sequence[ModelPlan], combination: Combination, members_max: int
 ) -> list[tuple[Member, ...]]:
+    """The members of every combined block, in the order of a plan."""
     if combination is Combination.ALONE:
         return [
             (Member(model, replica, block),)
@@ -189,7 +190,7 @@ def _members(
         ]
         return [tuple(row[i : i + members_max]) for row in rows for i in range(0, len(row), members_max)]
     if combination is Combination.ABREAST:
-        every = [row[0] for row in _members(plans, Combination.ALONE, 1)]
+        every = [row[0] for row in combined_members(plans, Combination.ALONE, 1)]
         every.sort(key=lambda member: ((member.block + 0.5) / plans[member.model].num_blocks, member))
         return [tuple(sorted(every[i : i + members_max])) for i in range(0, len(every), members_max)]
     if combination is Combination.PIPELINED:

@@ -96,7 +96,9 @@ class _Fluid:
         return sum(self._costs.work_s[op] for op in item.ops) / alone_s
 
 
-def lower_bounds(graph: CombinedGraph, costs: StageCosts, limits: Limits) -> tuple[float, float]:
+def lower_bounds(
+    graph: CombinedGraph, costs: StageCosts, limits: Limits, *, resources: int = 1
+) -> tuple[float, float]:
     """Lower bounds, seconds: what no schedule can beat under the same costs. The larger one counts.
 
     - Critical path: operators that depend on each other never overlap, so the longest chain is a bound.
@@ -113,6 +115,8 @@ def lower_bounds(graph: CombinedGraph, costs: StageCosts, limits: Limits) -> tup
     Where the model of a device class predicts (`stageloom.shared.search.interference`), all that is certain
     of a stage is that it takes its longest group's seconds, times the least share of them that the model
     allows: capacity is then the number of groups.
+
+    On several `resources` as many groups run at full speed.
 
     Both bounds; O(operators * dependent pairs), for the width. `limits.r` changes nothing.
     """
@@ -137,10 +141,10 @@ def lower_bounds(graph: CombinedGraph, costs: StageCosts, limits: Limits) -> tup
         factor = min([1.0, learned.least, *(seconds / longest for longest, seconds in known if longest)])
         return factor * max(ends_s), factor * sum(share_s) / most
     # Beyond contention 1 side by side is slower than in turn, and one group at a time is the best.
-    capacity = max(most / (1.0 + costs.contention * (most - 1)), 1.0)
+    capacity = max(most / (1.0 + costs.contention * (most - 1)), resources)
     formulas = ((costs.formula_s(groups), seconds) for groups, seconds in costs.measured)
     factor = min([1.0, *(seconds / formula_s for formula_s, seconds in formulas if formula_s > 0.0)])
     work_s = sum(share_s) / capacity
     if costs.work_s:
-        work_s = max(work_s, sum(device_s))
+        work_s = max(work_s, sum(device_s) / resources)
     return factor * max(ends_s), factor * work_s

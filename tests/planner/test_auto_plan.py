@@ -12,11 +12,15 @@ from stageloom.planner.auto_plan import KnownModel, chosen_rules, is_auto, make,
 from stageloom.planner.dispatch.ports import TelemetryWrite
 from stageloom.planner.plan_request import request_of
 from stageloom.planner.plan_search import search_job
+from stageloom.planner.replan.predict import evaluation_of
+from stageloom.planner.schema.explanation import EvaluationVerdict
 from stageloom.planner.schema.plan import CoreSet, FurtherExecutor, ModelOptions, PlanCreateRequest
 from stageloom.planner.store.desired import Push, push
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.machines import Machine
 from stageloom.planner.store.plans import add_plan, plan_info
+from stageloom.planner.store.predictions import keep_considered
+from stageloom.shared.artifact import pack_artifact
 from stageloom.shared.bound import bind
 from stageloom.shared.errors import InputError, PlanError
 from stageloom.shared.messages.telemetry import CoreRange, ExecutorFact, ExecutorTime, MachineFacts, RowData
@@ -32,8 +36,9 @@ from stageloom.shared.plan import (
 )
 from stageloom.shared.schedule import Stage, StageSchedule
 from stageloom.shared.search.arrangements import express_of
+from stageloom.shared.search.compose import Combination
 from stageloom.shared.search.job import run_search
-from tests.store.helpers import NANO, add_model, enrol, row, small_plan
+from tests.store.helpers import NANO, add_model, chain, enrol, row, small_plan
 from tests.store.migrated import new_store
 
 CLASS = "cpu-2-core"
@@ -61,10 +66,10 @@ class Rig:
             self._rows += 1
             LinkStore(self.store).append_telemetry([write])
 
-    def took(self, model: str, executor: str, ms: float | None, threads: int = 1) -> None:
+    def took(self, model: str, executor: str, ms: float | None, threads: int = 1, *, batch: int = 1) -> None:
         """The device measured a model."""
         us = None if ms is None else 1e3 * ms
-        self.tells(ExecutorTime(self.artifacts[model], executor, threads, 1, CLASS, us, 9))
+        self.tells(ExecutorTime(self.artifacts[model], executor, threads, batch, CLASS, us, 9))
 
     def made(self, request: PlanCreateRequest = AUTO) -> tuple[Plan, str]:
         asked = named(self.store, request)
@@ -151,6 +156,49 @@ def test_what_was_not_measured_is_said_with_the_command_that_measures_it(rig: Ri
     assert (
         "long, short not measured on openvino yet, `stageloom device profile nano --executor openv" in known
     )
+
+
+def add_batchable(rig: Rig, folder: Path, *names: str) -> None:
+    """A model of 40 operators whose tasks may share a run, under each name."""
+    graph = dataclasses.replace(chain("wide", 40), batchable=True)
+    digest, blob = pack_artifact(graph, b"wide")
+    path = folder / "wide.artifact"
+    path.write_bytes(blob)
+    for name in names:
+        rig.store.add_model(name, path, digest)
+        rig.artifacts[name] = digest
+
+
+def test_a_model_with_a_batch_is_measured_by_the_command_that_is_named(rig: Rig, tmp_path: Path) -> None:
+    """1. Nothing is known. 2. One task alone was measured. 3. The batch was measured."""
+    rig.tells(FACTS)
+    add_batchable(rig, tmp_path, "wide")
+    request = replace(AUTO, models=(ModelOptions(model="wide", batch=8), ModelOptions(model="short")))
+    command = "`stageloom device profile nano --executor openvino --batch 8`"
+    missing = f"wide not measured on openvino in batches of 8 yet, {command} does it"
+    said = rig.made(request)[1]
+    assert missing in said and "short not measured on openvino yet, `stageloom device profile nano" in said
+    rig.took("wide", "onnx", 8.0)
+    rig.took("wide", "openvino", 4.0)
+    plan, said = rig.made(request)
+    assert run_by(plan)["wide"] == {"openvino"}
+    assert "wide on openvino in about 32 ms (64 ms on onnx)" in said and missing in said
+    rig.took("wide", "openvino", 20.0, batch=8)
+    said = rig.made(request)[1]
+    assert "wide on openvino in 20 ms" in said and missing not in said
+
+
+def test_a_file_that_is_served_under_two_names_takes_what_each_ones_batch_takes(
+    rig: Rig, tmp_path: Path
+) -> None:
+    rig.tells(FACTS)
+    add_batchable(rig, tmp_path, "wide", "many")
+    rig.took("wide", "onnx", 8.0)
+    rig.took("wide", "onnx", 20.0, batch=8)
+    models = (ModelOptions(model="wide"), ModelOptions(model="many", batch=8))
+    for chosen in (models, models[::-1]):
+        _, said = rig.made(replace(AUTO, models=chosen))
+        assert "wide on onnx in 8 ms" in said and "many on onnx in 20 ms" in said
 
 
 def test_a_model_that_an_executor_cannot_run_stays_on_the_usual_one(rig: Rig) -> None:
@@ -282,6 +330,26 @@ def test_a_plan_of_several_executors_resources_and_lanes_is_made_again(
     assert again(rig, plan, "auto") == plan
 
 
+def test_a_plan_of_an_older_version_names_it_and_is_made_again(rig: Rig, tmp_path: Path) -> None:
+    """1. auto makes a plan of the only version. 2. One with other operators is added. 3. Then the plan file
+    names the first."""
+    rig.tells(FACTS)
+    plan, _ = rig.made()
+    info = rig.store.write(add_plan, "first", plan, "auto")
+    assert [one.model for one in request_of(rig.store, info).models] == ["long", "short"]
+    add_model(rig.store, tmp_path, "long", 12)
+    assert [one.model for one in request_of(rig.store, info).models] == ["long@1", "short"]
+    assert again(rig, plan, "auto") == plan
+
+
+def test_a_plan_of_a_version_that_was_removed_is_no_plan_file(rig: Rig, tmp_path: Path) -> None:
+    info = rig.store.write(add_plan, "old", small_plan(rig.store, "long"), "sequential")
+    add_model(rig.store, tmp_path, "long", 12)
+    rig.store.remove_model("long@1", force=True)
+    with pytest.raises(InputError, match="the version of long that the plan has was removed"):
+        request_of(rig.store, info)
+
+
 def test_blocks_on_executors_and_resources_of_their_own_are_made_again(rig: Rig) -> None:
     models = (
         ModelOptions(model="long", cuts=(20,), executors=(0, 1), resources=((0,), (1,)), replicas=2),
@@ -366,6 +434,61 @@ def test_a_plan_that_no_scheduler_makes_again_is_refused_and_not_shown_as_anothe
     with pytest.raises(InputError, match="this plan is of maddpg, and no scheduler"):
         request_of(rig.store, info)
     assert rig.store.read(plan_info, "odd").scheduler == "maddpg"
+
+
+@pytest.mark.parametrize("combination", Combination)
+def test_a_plan_is_made_again_however_its_blocks_are_combined(rig: Rig, combination: Combination) -> None:
+    """The models have two blocks and one, so that the five ways differ."""
+    models = (ModelOptions(model="long", partition="base", replicas=2), ModelOptions(model="short"))
+    request = PlanCreateRequest(
+        models=models, combination=combination.value, members_max=3, scheduler="greedy"
+    )
+    plan = run_search(search_job(rig.store, request), lambda: 0.0)
+    assert again(rig, plan, "greedy") == plan
+    assert again(rig, plan, "refined") == plan
+
+
+def test_blocks_that_are_combined_in_no_way_that_has_a_name_are_no_plan_file(rig: Rig) -> None:
+    request = PlanCreateRequest(models=(ModelOptions(model="long", replicas=3),), scheduler="greedy")
+    plan = run_search(search_job(rig.store, request), lambda: 0.0)
+    odd = dataclasses.replace(plan, combined=plan.combined[::-1])
+    info = rig.store.write(add_plan, "odd", odd, "ios")
+    with pytest.raises(InputError, match="this plan is of ios, and no scheduler"):
+        request_of(rig.store, info)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "found_by", "how", "limits"),
+    [
+        ("ios", "ios r=3 s=8", "operator", (3, 8)),
+        ("beam", "instances beam s=2", "operator", (None, 2)),
+        ("ios", "ios", "operator", (None, None)),
+        ("ios", "ios, whole", "contest", (3, 8)),
+    ],
+)
+def test_a_plan_file_has_the_limits_of_the_search_that_found_the_plan(
+    rig: Rig, scheduler: str, found_by: str, how: str, limits: tuple[int | None, int | None]
+) -> None:
+    """Of a tournament those that all its searches have."""
+    plan = small_plan(rig.store, "long")
+    row = evaluation_of(plan, EvaluationVerdict.FOUND, scheduler=found_by, how=how)
+    rig.store.write(keep_considered, [row], device_class=CLASS)
+    request = request_of(rig.store, rig.store.write(add_plan, "found", plan, scheduler))
+    assert (request.scheduler, request.r, request.s) == (scheduler, *limits)
+
+
+@pytest.mark.parametrize("scheduler", ["greedy", "ios"])
+def test_schedules_that_the_plans_own_scheduler_cannot_have_made_are_refused(
+    rig: Rig, scheduler: str
+) -> None:
+    """One group of two operators: of another version of greedy, and above what the search was allowed."""
+    plan = small_plan(rig.store, "long")
+    odd = Plan(models=plan.models, combined=(CombinedBlock(plan.combined[0].members, odd_schedule()),))
+    row = evaluation_of(odd, EvaluationVerdict.FOUND, scheduler=f"{scheduler} r=1", how="operator")
+    rig.store.write(keep_considered, [row], device_class=CLASS)
+    info = rig.store.write(add_plan, "odd", odd, scheduler)
+    with pytest.raises(InputError, match=f"this plan is of {scheduler}, and no scheduler"):
+        request_of(rig.store, info)
 
 
 def odd_schedule() -> StageSchedule:

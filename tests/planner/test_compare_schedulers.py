@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -9,14 +10,24 @@ from xml.etree import ElementTree
 import pytest
 
 from stageloom.planner.cli.comparison_plot import save
+from stageloom.planner.plan_search import search_job
+from stageloom.planner.replan.predict import predict
+from stageloom.planner.scheduler_comparison import compared as compared_rows
+from stageloom.planner.scheduler_comparison import optimum_of, outline, runs_of, searched
+from stageloom.planner.schema.plan import ModelOptions, PlanCreateRequest
 from stageloom.planner.schema.scheduler import SchedulerCompareReply, SchedulerCompareRequest
+from stageloom.planner.store.plans import add_plan
+from stageloom.planner.store.profiles import request_stage_profile
+from stageloom.shared.digest import digest_bytes
 from stageloom.shared.messages.control import Origin
-from stageloom.shared.messages.telemetry import StageTiming, TrialEnded
+from stageloom.shared.messages.telemetry import StageProfileResult, StageTiming, TrialEnded
 from stageloom.shared.search.comparison import Measured, Standing
+from stageloom.shared.search.compose import Combination, ModelChoice, compose
+from stageloom.shared.search.job import run_search
 from stageloom.shared.search.registry import schedulers
 from tests.planner.processes import ok
 from tests.planner.world import World
-from tests.store.helpers import NANO
+from tests.store.helpers import NANO, chain
 
 MEASURED = "measured, % over sequential"
 
@@ -84,6 +95,43 @@ def test_a_devices_costs_decide_the_order_and_its_measurements_and_trials_stand_
     assert found["nimble"]["streams_max"] == 2 and found["nimble"]["stages"] is None
     table = ok(world.home, "scheduler", "compare", "--model", "diamond", "--device", NANO, *chosen)
     assert "commit 1.200 (1.100 to 1.300)" in table.splitlines()[1]
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_milliseconds_are_of_one_task_however_many_replicas_take_turns(world: World, replicas: int) -> None:
+    """1. Operators take 100 us. 2. The device measures 300 us a block of the plan, of each replica."""
+    world.profiled()
+    request = PlanCreateRequest(
+        models=(ModelOptions(model="diamond", replicas=replicas),), scheduler="greedy", device=NANO
+    )
+    job = search_job(world.store, request)
+    plan = run_search(job, lambda: 0.0)
+    world.store.write(add_plan, "replicas", plan, "greedy")
+    number, _ = world.store.write(request_stage_profile, NANO, "replicas")
+    for index in range(replicas):
+        world.tells(StageProfileResult(number, plan.digest, index, "", (), 300.0, index + 1 == replicas))
+    found = searched(job, "greedy", optimum_of(job), b"")
+    (row,) = compared_rows(world.store, outline(job), [found], NANO)
+    busy_s = predict(plan, {world.digest: world.graph}, job.costs, ()).busy
+    assert row.predicted_ms == pytest.approx(1e3 * busy_s)
+    assert row.plan == plan.digest and row.bound_ms <= 0.4 + 1e-9
+    assert row.optimum_ms == pytest.approx(0.4)
+    assert row.measured_ms == pytest.approx(0.3)
+
+
+def test_a_batch_and_replicas_count_by_the_member_that_runs_most_often() -> None:
+    graphs = [chain(name, 4) for name in "ab"]
+    choices = [
+        ModelChoice(
+            name=graph.name, artifact=digest_bytes([graph.name.encode()]), graph=graph, replicas=number
+        )
+        for graph, number in zip(graphs, (2, 1), strict=True)
+    ]
+    plan = compose(choices, combination=Combination.ALIGNED)
+    assert [len(block.members) for block in plan.combined] == [2, 1]
+    assert runs_of(plan) == (1.0, 0.5)
+    batched = replace(plan, models=tuple(replace(one, batch=4) for one in plan.models))
+    assert runs_of(batched) == (0.25, 0.125)
 
 
 @pytest.mark.promise("scheduler-compared-gaps-measured")

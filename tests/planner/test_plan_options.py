@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import onnx
@@ -17,6 +17,7 @@ from stageloom.edge_agent.executor.base import Rows, StepResult
 from stageloom.edge_agent.executor.null import NullExecutor
 from stageloom.edge_agent.worker.inprocess import InProcessEngine
 from stageloom.planner.cli.app import execute
+from stageloom.planner.cli.options import Combine
 from stageloom.shared.artifact import open_artifact
 from stageloom.shared.engine.steps import InstanceId, Step
 from stageloom.shared.ids import StepId
@@ -32,6 +33,7 @@ from stageloom.shared.plan import (
     Wait,
     decode_plan,
 )
+from stageloom.shared.search.compose import Combination
 from tests.planner.fake_device import FakeDevice
 from tests.planner.processes import PlannerProcess, ok, plan_file, stageloom
 
@@ -203,6 +205,11 @@ def test_a_shown_plan_makes_itself_again(planner: PlannerProcess, tmp_path: Path
     (tmp_path / "plan.toml").write_text(ok(planner.home, "plan", "show", "once", "--toml"))
     again = ("plan", "create", "--json", "--from", str(tmp_path / "plan.toml"), "--name", "twice")
     assert json.loads(ok(planner.home, *again))["digest"] == made["digest"]
+
+
+def test_the_help_names_every_way_to_combine_blocks() -> None:
+    _, option = get_args(Combine)
+    assert all(f"{one.value}: " in option.help for one in Combination)
 
 
 def test_a_shown_plan_tells_what_was_chosen(planner: PlannerProcess, tmp_path: Path) -> None:

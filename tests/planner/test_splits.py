@@ -21,6 +21,7 @@ from stageloom.planner.plan_search import model_choices, record
 from stageloom.planner.replan.compare import trial_comparison
 from stageloom.planner.replan.observing import observe
 from stageloom.planner.replan.predict import evaluation_of, predict, serves
+from stageloom.planner.rollout.version import search_with_version
 from stageloom.planner.schema.explanation import EvaluationVerdict
 from stageloom.planner.schema.plan import (
     ArrivalRate,
@@ -74,6 +75,7 @@ from stageloom.shared.partition import Axis, Split
 from stageloom.shared.plan import ExecutorOptions, Plan, decode_plan
 from stageloom.shared.search.compose import ModelChoice, compose
 from stageloom.shared.search.eop import at_best_home, eop_at_most, splitters
+from stageloom.shared.search.job import run_search
 from stageloom.shared.search.measured_splits import PartSample, SplitMeasurements, alike, split_problem
 from stageloom.shared.search.split_plan import ResourcePair, split_plan
 from tests.learning.pools import InlinePool
@@ -245,6 +247,22 @@ def test_a_plan_file_makes_the_plan_again(rig: Rig) -> None:
     assert rig.made(replace(again, device=NANO))[0].digest == plan.digest
 
 
+def test_a_version_of_a_split_model_is_planned_whole_where_the_split_one_begins(
+    rig: Rig, tmp_path: Path
+) -> None:
+    """Nobody measured parts of the version."""
+    rig.measures("onnx", 1000.0)
+    rig.measures("openvino", 500.0)
+    plan, _ = rig.made(replace(ONE, further_executors=(FurtherExecutor(name="openvino"),)))
+    info = rig.store.write(add_plan, "split", plan, "eop")
+    longer = imported(layers(LAYERS + 1), tmp_path / "longer")
+    rig.store.add_model("dense", longer.path, longer.digest)
+    made = run_search(search_with_version(rig.store, info, "dense", 2, longer.digest), lambda: 0.0)
+    assert (made.models[0].artifact, made.models[0].splits) == (longer.digest, ())
+    assert made.executors[made.combined[0].executor].name == "openvino"
+    assert made.cores_of(0) == plan.cores_of(0)
+
+
 def test_a_plan_is_explained_with_its_splits_and_what_it_takes_without(rig: Rig) -> None:
     rig.measures("onnx", 1000.0)
     found = make(rig.store, ONE, NANO)
@@ -259,6 +277,9 @@ def test_a_plan_is_explained_with_its_splits_and_what_it_takes_without(rig: Rig)
     assert split.whole_us == pytest.approx(4000.0)
     assert said.unsplit_ms == pytest.approx(4.0)
     assert said.predicted_ms == pytest.approx(2.2), "the longer half and a hand-over"
+    (block,) = said.blocks
+    assert 0.0 <= block.over_bound < 0.06, "a half takes its part of the work and 5 % more"
+    assert block.optimum_us is None, "the cheapest stages of one resource are no measure"
     assert 1e3 * found.prediction.busy == pytest.approx(said.predicted_ms)
 
 
@@ -401,6 +422,24 @@ def test_plans_with_splits_compete_for_a_budget_where_parts_were_measured_and_th
     (busy,) = [one.busy for one, _ in looked_at if one.plan == said.digest]
     assert busy is not None
     assert 1e3 * busy == pytest.approx(said.predicted_ms), "predicted from the same parts"
+
+
+def test_a_tournaments_split_plan_is_a_plan_file_only_where_eop_chooses_it_itself(rig: Rig) -> None:
+    """The tournament goes by what happens under load, eop by the least that one task takes."""
+    rig.measures("onnx", 1000.0)
+    asked = replace(ONE, scheduler=None, budget_s=2.0)
+    found = {one.name: one for one in entrants(rig.store, asked, NANO).candidates}
+    least = min(found.values(), key=lambda one: one.seconds)
+    other = max(found.values(), key=lambda one: one.seconds)
+    assert other.seconds > least.seconds
+    for name, one in (("least", least), ("other", other)):
+        rig.store.write(add_plan, name, one.plan, "eop")
+        row = evaluation_of(one.plan, EvaluationVerdict.FOUND, scheduler=f"eop, {one.name}", how="contest")
+        record(rig.store, NANO, "eop", one.plan, {rig.artifact.digest: rig.artifact.graph}, [row])
+    again = request_of(rig.store, rig.store.read(plan_info, "least"))
+    assert rig.made(replace(again, device=NANO))[0].digest == least.plan.digest
+    with pytest.raises(InputError, match="this plan is of eop, and no scheduler"):
+        request_of(rig.store, rig.store.read(plan_info, "other"))
 
 
 def test_the_twin_takes_measured_parts_and_a_hand_over_per_split(rig: Rig) -> None:

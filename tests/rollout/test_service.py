@@ -14,6 +14,8 @@ import pytest
 from stageloom.planner.cluster.interface import SearchFuture
 from stageloom.planner.labels import LabelChanges
 from stageloom.planner.rollout.service import RolloutService
+from stageloom.planner.rollout.version import _as_version
+from stageloom.planner.schema.plan import ModelOptions
 from stageloom.planner.schema.rollout import AskState, RolloutCreateRequest, RolloutInfo, RolloutState
 from stageloom.planner.store import rollouts
 from stageloom.planner.store.desired import Push, adopt_plan, push
@@ -33,13 +35,16 @@ from stageloom.planner.store.rollouts import (
 )
 from stageloom.planner.store.trusted_time import advance_clock
 from stageloom.shared.clock import ManualClock
+from stageloom.shared.digest import digest_bytes
 from stageloom.shared.errors import InputError, PlanError, UnavailableError
 from stageloom.shared.messages.control import Alarm, DeviceState, LocalPlan
-from stageloom.shared.plan import Plan, decode_plan
+from stageloom.shared.plan import ExecutorOptions, ModelPlan, Plan, decode_plan
+from stageloom.shared.schedule import Stage, StageSchedule
+from stageloom.shared.search.arrangements import Arrangement, arranged_plan
 from stageloom.shared.search.compose import ModelChoice, compose
 from tests.planner.processes import until
 from tests.rollout.fleet import Fleet, add_version
-from tests.store.helpers import small_plan
+from tests.store.helpers import chain, small_plan
 
 pytestmark = pytest.mark.more
 
@@ -534,6 +539,70 @@ def test_a_version_that_does_not_fit_the_plan_is_searched_and_others_do_not_wait
     assert (rig.states(), rig.versions()) == ("aw", "21")
     rig.decide(0)
     assert (rig.states(), rig.pool.asked) == ("da", [])
+
+
+def runs_on_two_cores(rig: Rig, scheduler: str, schedule: StageSchedule | None = None) -> Plan:
+    """A plan of a lane per core, of the model in two blocks, that the only device should run and does."""
+    choice = ModelChoice(name="relu", artifact=rig.fleet.old, graph=rig.store.graph(rig.fleet.old))
+    plan = arranged_plan([choice], Arrangement(2, 1, (2,), (ExecutorOptions(),)), [0, 1])
+    if schedule is not None:
+        plan = replace(plan, combined=tuple(replace(one, schedule=schedule) for one in plan.combined))
+    (device,) = rig.fleet.names
+    rig.store.write(add_plan, "own", plan, scheduler)
+    rig.store.write(push, Push(device=device, plan="own", decided_by="operator"))
+    rig.fleet.report([device], DeviceState.COMMITTED)
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "schedule"),
+    [
+        ("auto", None),
+        ("arranged", None),
+        pytest.param("maddpg", StageSchedule((Stage(((0, 1),)),)), id="schedules that no scheduler makes"),
+    ],
+)
+def test_a_version_with_other_operators_is_planned_for_devices_whose_plan_names_no_scheduler(
+    tmp_path: Path, scheduler: str, schedule: StageSchedule | None
+) -> None:
+    rig = Rig(tmp_path, 1, operators=7)
+    before = runs_on_two_cores(rig, scheduler, schedule)
+    rig.begin(waves="100%")
+    rig.turns()
+    rig.pool.run()
+    rig.turns()
+    assert (rig.states(), rig.versions()) == ("a", "2")
+    plan = decode_plan(rig.fleet.wanted(rig.fleet.names[0]).plan)
+    assert (plan.models[0].num_blocks, plan.models[0].replicas) == (2, 2)
+    assert (plan.lanes, plan.resources, plan.step_choice) == (2, before.resources, before.step_choice)
+
+
+def test_another_model_of_the_plan_keeps_its_version_though_it_has_a_newer_one(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, 1, operators=7)
+    other = add_version(rig.store, tmp_path, "other", "one")
+    choices = [
+        ModelChoice(name=name, artifact=artifact, graph=rig.store.graph(artifact))
+        for name, artifact in (("relu", rig.fleet.old), ("other", other))
+    ]
+    rig.store.write(add_plan, "both", compose(choices), "auto")
+    rig.store.write(push, Push(device=rig.fleet.names[0], plan="both", decided_by="operator"))
+    rig.fleet.report(rig.fleet.names, DeviceState.COMMITTED)
+    add_version(rig.store, tmp_path, "other", "two", 9)
+    rig.begin(waves="100%")
+    rig.turns()
+    rig.pool.run()
+    rig.turns()
+    plan = decode_plan(rig.fleet.wanted(rig.fleet.names[0]).plan)
+    assert [one.artifact for one in plan.models] == [rig.new, other]
+
+
+def test_a_version_in_more_blocks_runs_all_of_them_where_the_first_one_ran() -> None:
+    graph = replace(chain("relu", 4), base_cuts=(1, 2), partitions=(("whole", ()), ("base", (1, 2))))
+    options = ModelOptions(model="relu", partition="base", executors=(1, 0), resources=((1,), (0,)))
+    before = ModelPlan(name="relu", artifact=digest_bytes([b"one"]), cuts=(2,))
+    made = _as_version(options, before, "relu@2", graph)
+    assert (made.model, made.partition, made.cuts) == ("relu@2", "base", ())
+    assert (made.executors, made.resources) == ((1,), ((1,),))
 
 
 def test_a_plan_that_was_searched_is_kept_as_of_its_scheduler_so_that_the_next_version_can_be_searched_too(

@@ -47,8 +47,12 @@ def wide(options: ExecutorOptions, threads: int = 2) -> ExecutorOptions:
     return replace(options, intra_op_threads=threads)
 
 
+def of_models(known: dict[Digest, Times]) -> list[Times]:
+    return [known.get(one.artifact, {}) for one in MODELS]
+
+
 def plan_for(cores: list[int], known: dict[Digest, Times] | None = None) -> Plan:
-    plan = auto_plan(MODELS, known or {}, ONNX, cores)
+    plan = auto_plan(MODELS, of_models(known or {}), ONNX, cores)
     bind(plan, dict([LEFT, RIGHT]))
     return decode_plan(plan.wire)
 
@@ -78,7 +82,7 @@ def test_each_model_runs_on_its_own_executor() -> None:
 def test_a_model_that_would_hold_up_an_urgent_one_is_cut() -> None:
     known: dict[Digest, Times] = {LEFT[0]: {ONNX: 0.006}, RIGHT[0]: {ONNX: 0.040}}  # the one is not short
     assert [one.cuts for one in plan_for([0], known).models] == [(), (2,)]
-    assert [one.cuts for one in auto_plan(MODELS, known, ONNX, [0], whole=True).models] == [(), ()]
+    assert [one.cuts for one in auto_plan(MODELS, of_models(known), ONNX, [0], whole=True).models] == [(), ()]
 
 
 def test_lanes_get_several_cores_where_one_fast_lane_carries_more() -> None:
@@ -87,7 +91,7 @@ def test_lanes_get_several_cores_where_one_fast_lane_carries_more() -> None:
         LEFT[0]: {ONNX: 0.0050, wide(ONNX): 0.0025},
         RIGHT[0]: {ONNX: 0.0420, wide(ONNX): 0.0195},
     }
-    plan = auto_plan(MODELS, known, ONNX, [2, 3], whole=True)
+    plan = auto_plan(MODELS, of_models(known), ONNX, [2, 3], whole=True)
     bind(plan, dict([LEFT, RIGHT]))
     assert plan.lanes == 1 and plan.cores_of(0) == (2, 3)
     assert plan.executors == (wide(ONNX),)
@@ -113,7 +117,7 @@ def urgent_beside_heavy(heavy_s: float = 0.085, urgent_s: float = 0.0001) -> dic
 
 
 def test_a_model_that_is_short_beside_the_others_has_an_express_lane_without_a_core() -> None:
-    plan = auto_plan(MODELS, urgent_beside_heavy(), ONNX, [0, 1], whole=True)
+    plan = auto_plan(MODELS, of_models(urgent_beside_heavy()), ONNX, [0, 1], whole=True)
     bind(plan, dict([LEFT, RIGHT]))
     assert [plan.cores_of(lane) for lane in range(plan.lanes)] == [(0,), (1,), ()]
     assert {block.members: block.resources for block in plan.combined} == {
@@ -126,7 +130,7 @@ def test_a_model_that_is_short_beside_the_others_has_an_express_lane_without_a_c
 
 
 def test_models_of_like_length_have_no_express_lane() -> None:
-    plan = auto_plan(MODELS, urgent_beside_heavy(0.012, 0.004), ONNX, [0, 1], whole=True)
+    plan = auto_plan(MODELS, of_models(urgent_beside_heavy(0.012, 0.004)), ONNX, [0, 1], whole=True)
     assert plan.lanes == computing_lanes(plan) == 2 and not express_of(plan)
 
 
@@ -164,7 +168,7 @@ def test_blocks_are_taken_to_be_uneven_and_to_sum_to_the_model_with_its_borders(
 
 
 def test_a_gpu_beside_cores_is_no_express_lane_and_neither_is_a_lane_that_takes_all_models() -> None:
-    plan = auto_plan(MODELS, urgent_beside_heavy(), ONNX, [0, 1], whole=True)
+    plan = auto_plan(MODELS, of_models(urgent_beside_heavy()), ONNX, [0, 1], whole=True)
     on_gpu = tuple(replace(block, executor=block.members[0].model) for block in plan.combined)
     assert computing_lanes(replace(plan, further_executors=(GPU,), combined=on_gpu)) == 3
     anywhere = tuple(replace(block, resources=()) for block in plan.combined)
@@ -292,4 +296,4 @@ def test_a_batch_on_a_gpu_leaves_others_in_time_though_it_were_no_faster_than_it
 def test_a_batch_that_somebody_chose_stays_on_a_gpu() -> None:
     known: dict[Digest, Times] = {one[0]: {ONNX: 0.030, GPU: 0.0005} for one in (LEFT, RIGHT)}
     chosen = [replace(MODELS[0], batch=2), MODELS[1]]
-    assert [one.batch for one in auto_plan(chosen, known, ONNX, [0, 1]).models] == [2, GPU_BATCH]
+    assert [one.batch for one in auto_plan(chosen, of_models(known), ONNX, [0, 1]).models] == [2, GPU_BATCH]

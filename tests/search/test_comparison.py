@@ -4,8 +4,9 @@ from random import Random
 
 import pytest
 
+from stageloom.shared.schedule import Stage, StageSchedule
 from stageloom.shared.search.baselines import sequential
-from stageloom.shared.search.comparison import gap, judged, optimum_s, shape, standing, subject
+from stageloom.shared.search.comparison import bound_s, gap, judged, optimum_s, shape, standing, subject
 from stageloom.shared.search.costs import StageCosts
 from stageloom.shared.search.interface import Budget, Limits
 from stageloom.shared.search.ios import brute
@@ -67,3 +68,11 @@ def test_an_optimum_beyond_the_budget_is_not_known_and_no_gap_is_claimed() -> No
 
 def test_nothing_is_above_a_bound_of_no_seconds() -> None:
     assert gap(0.0, 0.0) == 0.0 and gap(1.0, 0.0) == 0.0 and gap(3.0, 2.0) == 0.5
+
+
+def test_groups_on_a_resource_each_are_not_below_the_bound_of_their_schedule() -> None:
+    """Two operators of a second, each of which would need the whole of one resource."""
+    graph, apart = union([[], []]), StageSchedule((Stage(((0,), (1,)), False, (0, 1)),))
+    for costs in (StageCosts((1.0, 1.0)), StageCosts((1.0, 1.0), contention=0.0, work_s=(1.0, 1.0))):
+        assert costs.schedule_s(apart) == bound_s(apart, (graph, costs), FREE) == 1.0
+        assert bound_s(sequential(graph, costs, FREE, MUCH), (graph, costs), FREE) == 2.0

@@ -1,7 +1,7 @@
 """Profile requests for parts of operators: what is timed, what a hand-over is, what is told without."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from stageloom.shared.schedule import StageSchedule
 from stageloom.shared.search.measured_splits import PartSample, part_samples
 
 LAYERS = 8
+LIMIT_S = 60.0
 TWO_CORES = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two resources need two cores")
 
 
@@ -58,7 +59,7 @@ def reports_of(artifact: Artifact, executor: str = "onnx", *, parts: int = 5) ->
     told: list[Report] = []
     table: Any = Table(artifact)
     profiler = Profiler(told.append, lambda: None, Executors(), table, lambda: True, 0)
-    timing = TimingRequest(repeats=2, limit_s=60.0)
+    timing = TimingRequest(repeats=2, limit_s=LIMIT_S)
     request = Profile(1, artifact.digest, str(Path()), executor, timing, parts=parts)
     profiler.handlers[Profile](request, [])
     profiler._jobs.get()()
@@ -128,6 +129,25 @@ def test_hand_overs_run_on_the_cores_of_a_resource_and_what_may_serve_later_is_m
     assert all(on == everywhere for executor in made for on in executor.made_on)
     assert made[-1].run_on and all(on == set(cores[0]) for on in made[-1].run_on)
     assert os.sched_getaffinity(0) == everywhere
+
+
+@TWO_CORES
+@pytest.mark.parametrize(("parts", "limits"), [(0, 2), (5, 4)])
+def test_the_time_of_a_request_is_shared_by_all_that_it_measures(
+    artifact: Artifact, monkeypatch: pytest.MonkeyPatch, parts: int, limits: int
+) -> None:
+    """The whole model and its operators; with parts these and hand-overs, too."""
+    given: list[float] = []
+
+    class Noted(IdleTime):
+        def __init__(self, idle: Callable[[], bool], *, own_s: float, wall_s: float) -> None:
+            given.append(own_s)
+            super().__init__(idle, own_s=own_s, wall_s=wall_s)
+
+    for module in ("worker.profiling", "executor.onnx.timing", "executor.onnx.split_timing"):
+        monkeypatch.setattr(f"stageloom.edge_agent.{module}.IdleTime", Noted)
+    reports_of(artifact, parts=parts)
+    assert len(given) == limits and sum(given) == pytest.approx(LIMIT_S)
 
 
 def test_without_a_request_for_parts_none_are_timed(artifact: Artifact) -> None:

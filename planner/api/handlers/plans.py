@@ -53,6 +53,7 @@ from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.control import Desired
 from stageloom.shared.plan import Plan
 from stageloom.shared.search.auto import AUTO
+from stageloom.shared.search.costs import CostTable
 from stageloom.shared.search.rivals import policy as find_policy
 from stageloom.shared.text import bounded
 
@@ -76,8 +77,8 @@ def plan_show(api: ApiContext, request: schema.PlanShowRequest, call: ApiCall) -
 @handles(routes.PLAN_REQUEST)
 def plan_request(
     api: ApiContext, request: schema.PlanRequestRequest, call: ApiCall
-) -> schema.PlanCreateRequest:
-    return request_of(api.reader, api.reader.read(plan_info, request.plan))
+) -> "schema.PlanCreateRequest | Future[schema.PlanCreateRequest]":
+    return api.apart(request_of, api.reader.read(plan_info, request.plan))  # it may make the plan again
 
 
 @handles(routes.PLAN_HISTORY)
@@ -285,11 +286,20 @@ def _found(
     wanted = search_job(api.store, request, optimistic=optimistic)
     plan = run_search(api.live.pool, wanted, job)
     search_s = api.clock.monotonic_s() - began_s
+    if not optimistic:
+        return keep_found(api, request, plan, wanted.costs, search_s)
+    info, renamed = _named(api, request, plan, scheduler_of(request))  # for what it asks to be measured
+    return schema.PlanReply(plan=info, search_s=search_s, known=renamed)
+
+
+def keep_found(
+    api: ApiContext, request: schema.PlanCreateRequest, plan: Plan, costs: CostTable, search_s: float
+) -> schema.PlanReply:
+    """Keep a plan that was searched by a request under these costs, its schedules, and its row."""
     info, renamed = _named(api, request, plan, scheduler_of(request))
-    if not optimistic:  # such a plan is for what it asks to be measured, not for what it finds
-        graphs = {model.artifact: api.store.graph(model.artifact) for model in plan.models}
-        row = _found_row(plan, predict(plan, graphs, wanted.costs, ()), scheduler_key(request), search_s)
-        record(api.store, request.device, scheduler_key(request), plan, graphs, [row])
+    graphs = {model.artifact: api.store.graph(model.artifact) for model in plan.models}
+    row = _found_row(plan, predict(plan, graphs, costs, ()), scheduler_key(request), search_s)
+    record(api.store, request.device, scheduler_key(request), plan, graphs, [row])
     return schema.PlanReply(plan=info, search_s=search_s, known=renamed)
 
 

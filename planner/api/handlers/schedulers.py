@@ -8,7 +8,7 @@ from typing import Final
 from stageloom.planner.api import routes
 from stageloom.planner.api.context import ApiCall, ApiContext, handles
 from stageloom.planner.api.handlers.devices import measured
-from stageloom.planner.api.handlers.plans import plan_create
+from stageloom.planner.api.handlers.plans import keep_found
 from stageloom.planner.api.jobs import Job
 from stageloom.planner.api.work import computed
 from stageloom.planner.costs.measured import trained_policy
@@ -21,6 +21,7 @@ from stageloom.planner.scheduler_comparison import (
     optimum_of,
     outline,
     searched,
+    with_schedules,
 )
 from stageloom.planner.schema import scheduler as schema
 from stageloom.planner.schema.base import Page
@@ -31,7 +32,6 @@ from stageloom.planner.store.store import ReadStore
 from stageloom.shared.errors import ExtensionError, InputError
 from stageloom.shared.extensions import Extensions
 from stageloom.shared.ids import DeviceId, Digest
-from stageloom.shared.plan import decode_plan
 from stageloom.shared.search.comparison import Standing
 from stageloom.shared.search.eop import splitters
 from stageloom.shared.search.registry import added_schedulers, help_line, reads_costs, schedulers
@@ -102,7 +102,7 @@ def scheduler_compare(api: ApiContext, request: schema.SchedulerCompareRequest, 
     if request.device is None:
         raise InputError("measuring needs a device", remedy="name it")
     api.live.fleet  # noqa: B018  (only a running planner can have a device measure)
-    return partial(_measure, api, request, names, request.device, request.measure_s, call)
+    return partial(_measure, api, request, names, request.device, request.measure_s)
 
 
 def _plan_request(
@@ -148,7 +148,6 @@ def _measure(
     names: list[str],
     device: DeviceId,
     budget_s: float,
-    call: ApiCall,
     job: Job,
 ) -> schema.SchedulerCompareReply:
     """Each plan is searched, kept and measured once.
@@ -162,15 +161,13 @@ def _measure(
     for done, name in enumerate(sorted(names, key=reads_costs)):
         job.progress(f"searching with {name}", done=done, size=len(names))
         try:
-            reply = _searched_plan(api, _plan_request(request, name), call, job)
+            reply, made = _searched_plan(api, _plan_request(request, name), job)
         except ExtensionError as error:
             failed.append(bounded(str(error)))
             continue
-        plan = decode_plan(reply.plan.wire, reply.plan.digest)
-        schedules = tuple(block.schedule for block in plan.combined)
-        found.append(FoundSchedules(name, schedules, reply.search_s))
-        if plan.digest not in known:
-            known.add(plan.digest)
+        found.append(FoundSchedules(name, made.schedules, made.search_s))
+        if reply.plan.digest not in known:
+            known.add(reply.plan.digest)
             wanted = DeviceProfileRequest(
                 device=device, plan=reply.plan.plan, budget_s=budget_s, wait_s=_MEASURE_S + budget_s
             )
@@ -185,8 +182,9 @@ def _measure(
     )
 
 
-def _searched_plan(api: ApiContext, request: PlanCreateRequest, call: ApiCall, job: Job) -> PlanReply:
-    """As a plan that is asked for: it is kept, and what was found counts later."""
-    work = plan_create(api, request, call)
-    reply: PlanReply = work(job)
-    return reply
+def _searched_plan(api: ApiContext, request: PlanCreateRequest, job: Job) -> tuple[PlanReply, Standing]:
+    """As a plan that is asked for: it is kept, and what was found counts later. The search alone is timed."""
+    wanted = search_job(api.store, request)
+    made = computed(api, job, searched, wanted, wanted.scheduler, None, wanted.checkpoint)
+    plan = with_schedules(outline(wanted), made.schedules)
+    return keep_found(api, request, plan, wanted.costs, made.search_s), made

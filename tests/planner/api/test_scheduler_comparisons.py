@@ -1,5 +1,11 @@
 """Schedulers over the API: listed, compared in the pool and in the client's process, measured by a device."""
 
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from stageloom.planner.api import routes
@@ -18,12 +24,17 @@ from stageloom.planner.schema.scheduler import (
     SchedulerKind,
     SchedulerListRequest,
 )
+from stageloom.planner.store.plans import plan_infos
+from stageloom.planner.store.predictions import searches_of
+from stageloom.shared.clock import ManualClock
 from stageloom.shared.errors import UnavailableError
 from stageloom.shared.messages.telemetry import StageTiming
 from stageloom.shared.search.eop import splitters
 from stageloom.shared.search.registry import schedulers
 from stageloom.shared.search.rivals import policies
+from tests.learning.pools import InlinePool
 from tests.planner.api.conftest import Callers
+from tests.planner.api.context import answer_of, planner_context
 from tests.planner.world import World
 from tests.store.helpers import NANO
 
@@ -83,6 +94,39 @@ def test_measure_has_every_plan_measured_once_and_costs_what_was_measured_since(
     assert all(row.measured_ms == pytest.approx(0.7) for row in found.values())
     assert found["sequential"].predicted_ms == pytest.approx(0.35), "as measured"
     assert reply.reasons == ("it was busy",)
+
+
+class BusyPool(InlinePool):
+    """Every search waits a minute for a worker."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
+        self._clock.advance(60.0)
+        return super().submit(function, *arguments)
+
+
+def test_what_is_measured_of_a_search_is_the_search_and_not_the_wait_for_a_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan is kept as one that is asked for, with the same time."""
+    world = World(tmp_path / "home")
+    quiet = planner_context(world.store, world.clock)
+    assert quiet.running is not None
+    api = replace(quiet, running=replace(quiet.running, pool=BusyPool(world.clock)))
+    monkeypatch.setattr(
+        handlers, "measured", lambda *_: DeviceProfileReply(requests=(), epoch=1, generation=1)
+    )
+    reply = answer_of(api, routes.SCHEDULER_COMPARE, wanted("ios", device=NANO, measure_s=1.0))
+    (row,) = reply.compared
+    assert row.search_ms < 30_000.0 and world.clock.monotonic_s() >= 60.0
+    (kept,) = world.store.read(plan_infos)
+    assert (kept.digest, kept.scheduler) == (row.plan, "ios")
+    (looked_at,) = world.store.read(searches_of, kept.digest)
+    assert looked_at.search_s == pytest.approx(1e-3 * row.search_ms)
+    world.store.close()
 
 
 def test_what_cannot_be_compared_is_refused_before_a_job_begins(
