@@ -46,6 +46,12 @@ def held_run(data_dir: Path, about: Mapping[str, Any]) -> Iterator[Path]:
     folder = run_folder(data_dir, about)
     _sweep(folder.parent)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _locked(folder):
+        yield folder
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
     handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
@@ -54,7 +60,7 @@ def held_run(data_dir: Path, about: Mapping[str, Any]) -> Iterator[Path]:
             raise RefusedError(
                 "the same training runs already", remedy="wait for it, or train with another seed"
             ) from error
-        yield folder
+        yield
     finally:
         os.close(handle)
 
@@ -82,8 +88,9 @@ def begun_with(folder: Path) -> Any:
 
 
 def forget_run(folder: Path) -> None:
-    """The training ended by itself: nothing is left to go on with."""
-    shutil.rmtree(folder, ignore_errors=True)
+    """What the training left is kept elsewhere: there is nothing to go on with. One that runs stays."""
+    with suppress(OSError, RefusedError), _locked(folder):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _sweep(runs: Path) -> None:

@@ -42,6 +42,7 @@ class Trained(Struct, frozen=True, kw_only=True, tag="trained"):
     """What a training leaves: rows of the store, and the reply. `plan`: a plan's canonical bytes.
 
     `verdict`: that of the policy's check; None for a policy that needs none, or that was not checked.
+    `run`: the folder of a run that is over, which `forget_run` deletes once all of this is stored.
     """
 
     policy: str
@@ -53,6 +54,7 @@ class Trained(Struct, frozen=True, kw_only=True, tag="trained"):
     verdict: PolicyVerdict | None = None
     gpg: GpgTrainingReply | None = None
     maddpg: MaddpgTrainingReply | None = None
+    run: str = ""
 
 
 class Checked(Struct, frozen=True, kw_only=True, tag="checked"):

@@ -138,7 +138,7 @@ class MaddpgTrainingReply(Reply, frozen=True, kw_only=True):
     """A training that has ended: done, time, or interrupted.
 
     `checkpoint` is the policy's digest, `plan` the best plan's name. `rows`: every block alone, the best
-    rival, the policy and the best plan, the last two on arrivals that chose neither. `twin` and `arrivals`
+    rival, the policy and the best plan, all on arrivals that chose none of them. `twin` and `arrivals`
     say where the simulated times and the load are from; `device_file` is the simulated device's. `resumed_s`:
     seconds of it before this request. `verdict`: that of the policy's check, None where there was none.
     """

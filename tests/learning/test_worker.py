@@ -121,15 +121,21 @@ def test_the_same_request_goes_on_where_it_was_interrupted_and_ends_as_if_it_had
     def quietly(step: TrainingStep) -> None:
         """Nobody looks."""
 
-    whole = stored.train_stored(store, SHORT, quietly)
+    def kept_and_forgotten() -> Trained:
+        left = stored.train_stored(store, SHORT, quietly)
+        forget_run(Path(left.run))
+        return left
+
+    whole = kept_and_forgotten()
     runs = store.data_dir / FOLDER
     assert list(runs.iterdir()) == [], "it ended by itself"
     first = stored.train_stored(store, SHORT, interrupt)
     assert first.gpg is not None and (first.gpg.ended, first.gpg.steps) == ("interrupted", 2)
     (kept,) = runs.iterdir()
     other = stored.train_stored(store, msgspec.structs.replace(SHORT, seed=5), quietly)
-    assert other.gpg is not None and other.gpg.resumed_steps == 0 and list(runs.iterdir()) == [kept]
-    again = stored.train_stored(store, SHORT, quietly)
+    assert other.gpg is not None and other.gpg.resumed_steps == 0 and kept.exists() and first.run == ""
+    forget_run(Path(other.run))
+    again = kept_and_forgotten()
     assert again.gpg is not None and (again.gpg.ended, again.gpg.resumed_steps) == ("done", 1)
     assert again.checkpoint == whole.checkpoint != other.checkpoint
     assert list(runs.iterdir()) == []
@@ -144,6 +150,19 @@ def test_a_run_goes_on_with_the_costs_that_it_began_with(tmp_path: Path) -> None
     assert stored._as_begun(tmp_path, newest) == newer
 
 
+def test_a_run_that_is_over_is_there_until_the_planner_has_kept_its_result(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A planner that is killed between the two, or whose disk is full, would have lost both."""
+    monkeypatch.setattr(stored, "GpgSettings", QUICK)
+    left = stored.train_stored(store, SHORT, lambda _: None)
+    again = stored.train_stored(store, SHORT, lambda _: None)
+    assert again.gpg is not None and again.gpg.resumed_steps > 0 and again.checkpoint == left.checkpoint
+    assert again.run == left.run
+    forget_run(Path(left.run))
+    assert not Path(left.run).exists()
+
+
 def test_a_run_belongs_to_one_process_at_a_time(tmp_path: Path) -> None:
     with held_run(tmp_path, {"seed": 1}) as folder:
         with pytest.raises(RefusedError, match="runs already"), held_run(tmp_path, {"seed": 1}):
@@ -153,6 +172,8 @@ def test_a_run_belongs_to_one_process_at_a_time(tmp_path: Path) -> None:
     with held_run(tmp_path, {"seed": 1}) as again:
         assert again == folder
         forget_run(again)
+        assert folder.exists(), "a run that has begun anew since stays"
+    forget_run(folder)
     assert not folder.exists() and other.exists()
 
 

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
@@ -13,6 +14,7 @@ from stageloom.planner.api.context import ApiCall, ApiContext, handles
 from stageloom.planner.api.jobs import Job, JobCancelled
 from stageloom.planner.api.problem import ApiRefused
 from stageloom.planner.api.work import changed
+from stageloom.planner.learning.kept_run import forget_run
 from stageloom.planner.learning.messages import (
     Checked,
     Trained,
@@ -80,6 +82,7 @@ def _gpg(api: ApiContext, request: schema.GpgTrainingRequest, job: Job) -> schem
     trained = _left(api, TrainingTask(data_dir=_folder(api), gpg=request), job, Trained)
     assert trained.gpg is not None
     _keep_policy(api, trained)
+    _forget(trained)
     return trained.gpg
 
 
@@ -88,7 +91,14 @@ def _maddpg(api: ApiContext, request: schema.MaddpgTrainingRequest, job: Job) ->
     assert trained.maddpg is not None
     _keep_policy(api, trained, unchecked=request.unchecked)
     plan = changed(api, keep_plan, decode_plan(trained.plan), trained.policy)
+    _forget(trained)
     return msgspec.structs.replace(trained.maddpg, plan=plan)
+
+
+def _forget(trained: Trained) -> None:
+    """Only now: a planner that is killed before, or whose disk is full, goes on from the last validation."""
+    if trained.run:
+        forget_run(Path(trained.run))
 
 
 def _folder(api: ApiContext) -> str:

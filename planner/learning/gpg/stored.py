@@ -4,11 +4,13 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import structs
+
 from stageloom.planner.costs.measured import device_costs
 from stageloom.planner.learning.gpg.curves import rows
 from stageloom.planner.learning.gpg.lessons import CostsOf, Drawing, analytic_costs
 from stageloom.planner.learning.gpg.trainer import GpgResult, GpgSettings, Trainer, train
-from stageloom.planner.learning.kept_run import begun_with, forget_run, held_run, keep_begun_with
+from stageloom.planner.learning.kept_run import begun_with, held_run, keep_begun_with
 from stageloom.planner.learning.messages import Tell, Trained, TrainingStep
 from stageloom.planner.schema.training import GpgTrainingReply, GpgTrainingRequest
 from stageloom.planner.store.devices import device_info
@@ -46,9 +48,7 @@ def train_stored(store: ReadStore, request: GpgTrainingRequest, tell: Tell) -> T
         "models": sorted(graphs),
         "costs": device_class,
         "members_max": request.members_max,
-        "imitation_steps": request.imitation_steps,
-        "episodes": request.episodes,
-        "seed": request.seed,
+        "settings": settings.plain(),
     }
     follower = _Follower(tell)
     with held_run(store.data_dir, about) as folder:
@@ -63,9 +63,8 @@ def train_stored(store: ReadStore, request: GpgTrainingRequest, tell: Tell) -> T
             time_limit_s=request.budget_s,
             state=folder / STATE_FILE,
         )
-        if found.ended != "interrupted":
-            forget_run(folder)
-    return _result(found, device_class, follower.began)
+    left = _result(found, device_class, follower.began)
+    return left if found.ended == "interrupted" else structs.replace(left, run=str(folder))
 
 
 def _result(found: GpgResult, device_class: str, began: int | None) -> Trained:

@@ -69,6 +69,10 @@ class GpgSettings:
     def steps(self) -> int:
         return self.imitation_steps + self.episodes
 
+    def plain(self) -> dict[str, Any]:
+        """Plain values by field name, for JSON."""
+        return {**asdict(self), "reward": self.reward.value}
+
 
 _QUICK = LookAhead(around=4, spread=8, improved=1, sweeps=1)
 _ACTOR_WEIGHT = 0.5  # beside the value, in the losses of what they share
@@ -309,7 +313,7 @@ def train(
     torch.set_num_threads(1)  # the matrices are small: a second thread costs more than it brings
     began_s = time.monotonic()
     trainer = Trainer(drawing, settings)
-    about = {"settings": _plain(settings), "models": sorted(drawing.models), "costs": costs}
+    about = {"settings": settings.plain(), "models": sorted(drawing.models), "costs": costs}
     if state is not None and state.exists():
         _restore(trainer, state, about)
     ended = "done"
@@ -343,10 +347,6 @@ def train(
     return GpgResult(raw, tuple(trainer.history), train_s, trainer.step, ended)
 
 
-def _plain(settings: GpgSettings) -> dict[str, Any]:
-    return {**asdict(settings), "reward": settings.reward.value}
-
-
 def _save(trainer: Trainer, path: Path, about: Mapping[str, Any]) -> None:
     """Whole or not at all: a run that is killed while it writes goes on from the last validation."""
     part = path.with_name(path.name + ".part")
@@ -358,13 +358,9 @@ def _restore(trainer: Trainer, path: Path, about: Mapping[str, Any]) -> None:
     try:
         saved = torch.load(path, weights_only=True)
         if saved["about"] != about:
-            raise InputError(
-                f"{path} is a run with other settings or models", remedy="name another file, or delete it"
-            )
+            raise InputError(f"{path} is a run with other settings or models", remedy="delete it")
         trainer.restore(saved)
     except InputError:
         raise
     except Exception as error:  # torch raises what its unpickler meets
-        raise InputError(
-            f"{path} is no training run: {str(error)[:120]}", remedy="name another file, or delete it"
-        ) from error
+        raise InputError(f"{path} is no training run: {str(error)[:120]}", remedy="delete it") from error

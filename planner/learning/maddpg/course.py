@@ -39,7 +39,7 @@ from stageloom.planner.learning.maddpg.work import (
     WorkResult,
     clipped_row,
 )
-from stageloom.planner.tournament.score import Score, improves
+from stageloom.planner.tournament.score import Score, best_of, improves
 from stageloom.shared.errors import DecodeError
 from stageloom.shared.policy.maddpg.network import MaddpgNetwork, state_of
 
@@ -47,6 +47,8 @@ VALIDATION_SEED = 2_000_000_000
 FRESH_SEED = 2_100_000_000
 STATE_FORMAT = 4
 UNTRAINED = "untrained"
+ALONE = "alone, fast"
+"""The rival's plan with every block alone."""
 _POLICY, _PLAN, _FRESH = "policy", "plan", "fresh "
 
 
@@ -80,7 +82,7 @@ class TrainingCourse:
         self.policy: Score | None = None  # of the best policy so far
         self._policy_top: Score | None = None  # the most throughput of any policy
         self.policy_weights: Weights = self.learner.policy_weights()
-        self.fresh: dict[str, Score] = {}  # the best plan and policy on arrivals that chose neither
+        self.fresh: dict[str, Score] = {}  # best plan, policy, rivals on arrivals that chose none of them
         self.transitions = 0
         self._handed = 0  # transitions that are collected or being collected
         self._number = 0
@@ -121,9 +123,20 @@ class TrainingCourse:
         return self.fresh.get(_FRESH + _POLICY, self.policy)
 
     @property
+    def rivals_worth(self) -> dict[str, Score]:
+        """Of every block alone and the best of the rivals, by the seeds' names, as `plan_worth`."""
+        return {name: self.fresh.get(_FRESH + name, self.seeds_worth[name]) for name in self._rivals()}
+
+    def _rivals(self) -> list[str]:
+        """The seeds that the last look judges beside what was learned."""
+        names = list(self.seeds_worth)
+        best = [names[best_of(list(self.seeds_worth.values()))]] if names else []
+        return list(dict.fromkeys([*(name for name in names if name == ALONE), *best]))
+
+    @property
     def finished(self) -> bool:
-        """Whether the best plan and policy were evaluated on fresh arrivals."""
-        return {_FRESH + _PLAN, _FRESH + _POLICY} <= self.fresh.keys()
+        """Whether the best plan, the policy and the rivals were evaluated on fresh arrivals."""
+        return {_FRESH + name for name in (_PLAN, _POLICY, *self._rivals())} <= self.fresh.keys()
 
     def stop(self) -> None:
         """End the episodes; only the evaluation on fresh arrivals is left."""
@@ -187,7 +200,7 @@ class TrainingCourse:
         return self._episode(steps, warming)
 
     def _last(self) -> Work | None:
-        """The evaluation on fresh arrivals, of the plan and the policy, once it is known which they are."""
+        """The evaluation on fresh arrivals, of plan, policy and rivals, once it is known which they are."""
         if not self.settled:
             return None
         pending = {work.name for work in self._out.values() if isinstance(work, Evaluate)} | self.fresh.keys()
@@ -196,6 +209,9 @@ class TrainingCourse:
             return self._evaluation(_FRESH + _PLAN, row=best[0])
         if best is not None and _FRESH + _POLICY not in pending:
             return self._evaluation(_FRESH + _POLICY, weights=self.policy_weights)
+        for name in self._rivals():
+            if _FRESH + name not in pending:
+                return self._evaluation(_FRESH + name, row=self.seeds[name])
         return None
 
     def _episode(self, steps: int, warming: bool) -> Collect:

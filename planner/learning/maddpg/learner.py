@@ -18,9 +18,11 @@ No clock, no thread, no global randomness: a learner and its copy go on alike, b
 
 import io
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -200,14 +202,14 @@ class Learner:
         return self.normaliser is not None
 
     def update(self, count: int = 1) -> dict[str, float]:
-        """So many updates; mean losses. Nothing before there is enough to learn from."""
+        """So many updates; mean losses of those that had them, none before there is enough to learn from."""
         if not self.ready:
             return {}
-        sums: dict[str, float] = {}
+        losses = defaultdict[str, list[float]](list)
         for _ in range(count):
             for name, value in self._update().items():
-                sums[name] = sums.get(name, 0.0) + value
-        return {name: value / count for name, value in sums.items()}
+                losses[name].append(value)
+        return {name: fmean(values) for name, values in losses.items()}
 
     def policy_weights(self) -> dict[str, Floats]:
         """The actors as plain arrays; see `stageloom.shared.policy.maddpg.network`."""

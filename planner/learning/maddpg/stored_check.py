@@ -1,5 +1,6 @@
 """A policy's check on what the store knows: a twin of a device, and the rates of the policy's training."""
 
+from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -22,10 +23,10 @@ from stageloom.planner.twin.stored import stored_times
 from stageloom.planner.twin.times import StepTimes
 from stageloom.planner.twin.window import MakeDevice
 from stageloom.shared.bound import bind
-from stageloom.shared.errors import InputError
+from stageloom.shared.errors import DecodeError, InputError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import DeviceId, Digest
-from stageloom.shared.plan import Plan
+from stageloom.shared.plan import Plan, decode_plan
 from stageloom.shared.policy.maddpg.checkpoint import MaddpgCheckpoint, decode
 from stageloom.shared.search.compose import ModelChoice, compose
 from stageloom.shared.search.costs import CostTable
@@ -165,7 +166,10 @@ def _graph(store: ReadStore, artifact: Digest) -> Graph:
 def _template(
     store: ReadStore, policy: MaddpgCheckpoint, graphs: Mapping[Digest, Graph], device: DeviceId | None
 ) -> Plan:
-    """The plan that the device runs where the policy is for that, else one of the policy's models."""
+    """The plan that the policy was trained on; of a policy that does not tell it the one that the device
+    runs where the policy is for that, else one of the policy's models."""
+    if (trained := _trained_on(policy)) is not None:
+        return trained
     running = None if device is None else running_plan(store, device)
     if running is not None and not policy.space.refusal(running, policy.space.device_class):
         return running
@@ -184,6 +188,15 @@ def _template(
     if running is None:
         return compose(choices)
     return compose(choices, executor=running.executor, lanes=running.lanes)
+
+
+def _trained_on(policy: MaddpgCheckpoint) -> Plan | None:
+    """Its template: lanes, rules and executor, other ones of which are another problem."""
+    try:
+        plan = decode_plan(b64decode(policy.provenance["template"], validate=True))
+    except (KeyError, TypeError, ValueError, DecodeError):
+        return None
+    return None if policy.space.refusal(plan, policy.space.device_class) else plan
 
 
 def _rates(policy: MaddpgCheckpoint, template: Plan, request: PolicyCheckRequest) -> tuple[float, ...]:

@@ -1,20 +1,23 @@
 """A training of maddpg on what the store knows of a device, with workers on this machine or on Ray."""
 
+import logging
 import os
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from msgspec import structs
 
 from stageloom.planner.cluster.interface import SearchPool
 from stageloom.planner.cluster.search_pool import AnytimePool
-from stageloom.planner.learning.kept_run import begun_with, forget_run, held_run, keep_begun_with
-from stageloom.planner.learning.maddpg.course import TrainingCourse
+from stageloom.planner.learning.kept_run import begun_with, held_run, keep_begun_with
+from stageloom.planner.learning.maddpg.course import ALONE, TrainingCourse
 from stageloom.planner.learning.maddpg.settings import MaddpgSettings
 from stageloom.planner.learning.maddpg.stored import StoredProblem, stored_problem
 from stageloom.planner.learning.maddpg.stored_check import checked_as_trained, verdict_on
-from stageloom.planner.learning.maddpg.train import MaddpgResult, load_run, save_run, train
+from stageloom.planner.learning.maddpg.train import FILE, MaddpgResult, load_run, save_run, train
 from stageloom.planner.learning.messages import Tell, Trained, TrainingStep
 from stageloom.planner.replan.policy_file import provenance_of
 from stageloom.planner.schema.policy import PolicyVerdict
@@ -28,17 +31,16 @@ from stageloom.planner.store.store import ReadStore
 from stageloom.planner.tournament.score import Score, best_of
 from stageloom.planner.twin.device_file import device_toml
 from stageloom.shared.digest import digest_bytes
-from stageloom.shared.errors import StageloomError
+from stageloom.shared.errors import DecodeError, StageloomError
 from stageloom.shared.plan import Plan
 from stageloom.shared.policy.maddpg.checkpoint import KIND, decode
 from stageloom.shared.search.compose import Rules
 from stageloom.shared.text import bounded
 
+log = logging.getLogger(__name__)
+
 LOCAL: Final = "local"
 """What names a Ray of this machine's own."""
-
-ALONE: Final = "alone, fast"
-"""The rival's plan with every block alone."""
 
 _EVERY_S: Final = 0.25  # between two tellings
 
@@ -56,13 +58,11 @@ def train_stored(store: ReadStore, request: MaddpgTrainingRequest, tell: Tell) -
     settings = MaddpgSettings.of_length(request.transitions)
     about = about_training(request, found, settings)
     with held_run(store.data_dir, about) as folder:
-        kept = load_run(folder, about)
-        earlier: StoredProblem | None = begun_with(folder) if kept else None
-        if kept and earlier:
-            found, (spent_s, state) = earlier, kept
+        spent_s, state = 0.0, None
+        if kept := _kept(folder, about):
+            found, spent_s, state = kept
             tell(TrainingStep(text=f"going on after {spent_s:.0f} s of training"))
         else:
-            spent_s, state = 0.0, None
             keep_begun_with(folder, found)
         tell(TrainingStep(text=f"twin: {found.times}; arrivals: {found.arrivals}; {about['blocks']} blocks"))
         began_s = time.monotonic()
@@ -84,9 +84,26 @@ def train_stored(store: ReadStore, request: MaddpgTrainingRequest, tell: Tell) -
             if pool is not None:
                 pool.close()
         verdict = _verdict(found, trained, tell)
-        if trained.ended != "interrupted":
-            forget_run(folder)
-    return _result(found, trained, spent_s, verdict)
+    left = _result(found, trained, spent_s, verdict)
+    return left if trained.ended == "interrupted" else structs.replace(left, run=str(folder))
+
+
+def _kept(folder: Path, about: Mapping[str, Any]) -> tuple[StoredProblem, float, bytes] | None:
+    """What a kept run began with, its seconds and its state.
+
+    None where there is none, or one that this version cannot go on with. Of that nothing is left: with what
+    the next run begins with, its state would be of other arrivals.
+    """
+    kept = load_run(folder, about)
+    earlier: StoredProblem | None = begun_with(folder) if kept else None
+    if kept and earlier:
+        try:
+            TrainingCourse.restored(earlier.problem, kept[1])
+            return earlier, *kept
+        except DecodeError as error:
+            log.warning("a training begins anew: %s", error)
+    (folder / FILE).unlink(missing_ok=True)
+    return None
 
 
 def _verdict(found: StoredProblem, trained: MaddpgResult, tell: Tell) -> PolicyVerdict | None:
@@ -151,7 +168,7 @@ def _result(
     found: StoredProblem, trained: MaddpgResult, resumed_s: float, verdict: PolicyVerdict | None
 ) -> Trained:
     rows = {
-        **rivals_scores(trained.seeds_worth),
+        **rivals_scores(trained.rivals_worth),
         "policy": trained.policy_worth,
         "best plan": trained.plan_worth,
     }
@@ -184,11 +201,11 @@ def _result(
     )
 
 
-def rivals_scores(seeds_worth: Mapping[str, Score]) -> dict[str, Score]:
+def rivals_scores(rivals_worth: Mapping[str, Score]) -> dict[str, Score]:
     """Of the rivals' plans that were evaluated: every block alone, and the best of all."""
-    scores = list(seeds_worth.values())
+    scores = list(rivals_worth.values())
     best = scores[best_of(scores)] if scores else None
-    named = {"sequential": seeds_worth.get(ALONE), "best rival": best}
+    named = {"sequential": rivals_worth.get(ALONE), "best rival": best}
     return {name: score for name, score in named.items() if score is not None}
 
 
@@ -220,7 +237,7 @@ def _figures(course: TrainingCourse) -> dict[str, float]:
     if not course.history:  # they change with each rival that is evaluated
         return {}
     shown: dict[str, Score | None] = {
-        "rival": rivals_scores(course.seeds_worth).get("best rival"),
+        "rival": rivals_scores(course.rivals_worth).get("best rival"),
         "policy": course.policy_worth,
         "best": course.plan_worth,
     }

@@ -7,6 +7,7 @@ replaced whole or not at all, so a run that is killed while it writes goes on fr
 import json
 import os
 import secrets
+from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -133,7 +134,7 @@ BOOK = 4096
 
 _THOROUGH = Budget(expansions=5_000)
 _EVALUATIONS, _LEAST_EVALUATIONS = 16, 4
-_LAST_EVALUATIONS = 5  # as long as so many others: two of twice the seeds, and the last searches
+_LAST_EVALUATIONS = 9  # as long as so many others: four of twice the seeds, and the last searches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +145,7 @@ class MaddpgResult:
     plan: Plan  # the best plan that was met
     plan_worth: Score  # on arrivals that chose neither it nor the policy
     policy_worth: Score  # the same of the policy alone
-    seeds_worth: Mapping[str, Score]  # of the rivals' plans, by the seeds' names, on the arrivals that chose
+    rivals_worth: Mapping[str, Score]  # the same of every block alone and the best rival, by the seeds' names
     history: tuple[TrainingProgress, ...]
     transitions: int
     updates: int
@@ -244,7 +245,7 @@ def _trained(course: TrainingCourse, train_s: float, ended: str) -> MaddpgResult
         plan=bound_plan(problem, table, best[0]).plan,
         plan_worth=plan_worth,
         policy_worth=policy_worth,
-        seeds_worth=course.seeds_worth,
+        rivals_worth=course.rivals_worth,
         history=tuple(course.history),
         transitions=course.transitions,
         updates=course.learner.updates,
@@ -260,12 +261,13 @@ def provenance_of(course: TrainingCourse, ended: str) -> dict[str, Any]:
         "settings": course.settings.plain(),
         "seed": course.seed,
         "models": {model.name: model.artifact for model in problem.template.models},
+        "template": b64encode(problem.template.wire).decode(),
         "graphs": {artifact: graph.digest for artifact, graph in problem.graphs.items()},
         "arrivals_per_s": list(problem.arrivals_per_s),
         "transitions": course.transitions,
         "updates": course.learner.updates,
         "policy": None if course.policy_worth is None else course.policy_worth.plain(),
-        "rivals": {name: worth.plain() for name, worth in course.seeds_worth.items()},
+        "rivals": {name: worth.plain() for name, worth in course.rivals_worth.items()},
         "best_plan": None if course.plan_worth is None else course.plan_worth.plain(),
         "ended": ended,
         "versions": {"torch": torch.__version__.split("+")[0], "numpy": np.__version__},

@@ -9,6 +9,7 @@ import pytest
 from stageloom.planner.learning.maddpg import train as training
 from stageloom.planner.learning.maddpg.candidates import Candidates, seeds
 from stageloom.planner.learning.maddpg.course import (
+    ALONE,
     FRESH_SEED,
     UNTRAINED,
     VALIDATION_SEED,
@@ -18,7 +19,7 @@ from stageloom.planner.learning.maddpg.learner import Learner
 from stageloom.planner.learning.maddpg.settings import Start, Superblocks
 from stageloom.planner.learning.maddpg.train import train
 from stageloom.planner.learning.maddpg.work import Collect, Evaluate, Weights, Work, collect, run
-from stageloom.planner.tournament.score import Score
+from stageloom.planner.tournament.score import Score, best_of
 from stageloom.shared.errors import DecodeError
 from stageloom.shared.plan import Member
 from stageloom.shared.policy.maddpg.actions import combine_blocks
@@ -66,7 +67,7 @@ def test_without_seeds_the_untrained_actors_plan_is_judged_first_and_no_rivals()
     said = MaddpgNetwork(Learner(PROBLEM.space, settings, 0).policy_weights(), PROBLEM.space.agents)
     assert list(plans[0]) == pytest.approx(said.actions(np.zeros(PROBLEM.space.state_width, np.float32)))
     assert not set(seeds(PROBLEM.space).values()) & set(plans)
-    assert course.done and set(course.seeds_worth) == {UNTRAINED}
+    assert course.done and set(course.rivals_worth) == {UNTRAINED}
 
 
 def test_actors_that_never_learn_are_validated_and_stay_as_they_were() -> None:
@@ -270,7 +271,8 @@ def test_the_last_look_waits_for_plans_and_policies_that_could_be_the_best_yet()
     course.take(other, replace(found, found=better))
     last = followed(course, 1000)
     assert course.done and course.candidates.best is not None
-    assert [work.row for work in last if isinstance(work, Evaluate) and work.row] == [other.row]
+    rows = [work.row for work in last if isinstance(work, Evaluate) and work.row]
+    assert rows == [other.row, course.seeds[ALONE], other.row], "the best plan, and as the best rival's"
     assert course.candidates.best[0] == other.row
 
 
@@ -283,7 +285,18 @@ def test_the_last_look_sees_the_schedules_that_were_searched_longer(monkeypatch:
 
     found = train(PROBLEM, SMALL, 0, clock=lambda: 0.0, on_result=told)
     assert found.ended == "done"
-    assert happened == ["polished", "fresh plan", "fresh policy"]
+    assert happened[:3] == ["polished", "fresh plan", "fresh policy"]
+
+
+def test_rivals_are_judged_on_the_arrivals_that_judge_what_was_learned() -> None:
+    """The policy's ratio is over every block alone; the arrivals that chose say nothing of it."""
+    course = TrainingCourse(PROBLEM, SMALL, seed=0)
+    works = [work for work in followed(course, 1000) if isinstance(work, Evaluate)]
+    last = {work.name: work.seeds for work in works if work.name.startswith("fresh")}
+    assert {"fresh plan", "fresh policy", f"fresh {ALONE}"} <= set(last) and len(set(last.values())) == 1
+    scores = [course.seeds_worth[name] for name in course.seeds_worth]
+    assert set(course.rivals_worth) == {ALONE, list(course.seeds_worth)[best_of(scores)]}
+    assert all(score == course.fresh[f"fresh {name}"] for name, score in course.rivals_worth.items())
 
 
 def test_bytes_that_are_no_state_are_refused() -> None:

@@ -90,6 +90,16 @@ def test_each_actor_is_moved_by_its_own_critic_and_through_its_own_actions_alone
     assert (moved == 0.0).all()
 
 
+def test_the_actors_loss_is_the_mean_over_their_own_updates_however_seldom_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = learner(replace(TINY, actor_every=3))
+    monkeypatch.setattr(made, "_improve_critics", lambda *_: 2.0)
+    monkeypatch.setattr(made, "_improve_actors", lambda *_: 5.0)
+    assert made.update(6) == {"critic": 2.0, "actor": 5.0}
+    assert made.update(2) == {"critic": 2.0}, "none of these was the actors'"
+
+
 def test_targets_follow_slowly() -> None:
     made = learner(replace(TINY, target_rate=0.25))
     for one in made.target_critics.tensors:

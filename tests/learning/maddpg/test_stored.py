@@ -10,11 +10,15 @@ from msgspec import structs
 
 from stageloom.planner.learning.kept_run import BEGUN_WITH_FILE, FOLDER
 from stageloom.planner.learning.maddpg import stored_training
+from stageloom.planner.learning.maddpg.course import TrainingCourse
 from stageloom.planner.learning.maddpg.problem import Problem
 from stageloom.planner.learning.maddpg.settings import MaddpgSettings
 from stageloom.planner.learning.maddpg.stored import TOP_MEMBERS, stored_problem
+from stageloom.planner.learning.maddpg.stored_check import checked_on
 from stageloom.planner.learning.maddpg.stored_training import about_training
+from stageloom.planner.learning.maddpg.train import FILE, provenance_of
 from stageloom.planner.schema.plan import ArrivalRate, ModelOptions
+from stageloom.planner.schema.policy import PolicyCheckRequest
 from stageloom.planner.schema.training import MaddpgTrainingRequest
 from stageloom.planner.store.desired import Push, push
 from stageloom.planner.store.devices import device_info
@@ -25,10 +29,12 @@ from stageloom.shared.bound import bind
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.errors import InputError
 from stageloom.shared.messages.telemetry import TaskCounters
-from stageloom.shared.plan import ExecutorOptions, Wait
+from stageloom.shared.plan import ExecutorOptions, StepChoice, Wait
 from stageloom.shared.policy.gpg.checkpoint import decode, encode
+from stageloom.shared.policy.maddpg.checkpoint import MaddpgCheckpoint
 from stageloom.shared.search.gpg import packaged_checkpoint
 from tests.learning.maddpg.toy import problem
+from tests.policy.maddpg.cases import network
 from tests.store.helpers import NANO
 from tests.twin.test_simulate_command import SECOND, Home
 
@@ -149,19 +155,23 @@ def test_arrivals_that_are_not_those_of_the_models_are_refused(
         stored_problem(home.store, MaddpgTrainingRequest(device=NANO, twin="nano", rates=given))
 
 
-@pytest.mark.parametrize("readable", [True, False])
+@pytest.mark.parametrize("unreadable", ["", "begun_with", "maddpg.run"])
 def test_a_training_goes_on_with_the_arrivals_that_it_began_with(
-    home: Home, monkeypatch: pytest.MonkeyPatch, readable: bool
+    home: Home, monkeypatch: pytest.MonkeyPatch, unreadable: str
 ) -> None:
     """30 tasks a second came when it was killed, and 60 since: what it scored says nothing of these. Where
-    what it began with cannot be read any more, it begins anew."""
+    what it began with, or its state, cannot be read any more, it begins anew; killed before it has kept a
+    state of its own, it does so again."""
     home.profile(0.001)
     home.store.write(push, Push(device=NANO, plan="tuned", decided_by="test"))
     begun: list[tuple[float, bytes | None]] = []
 
     def killed(found: Problem, *_: object, state: bytes | None, save: Any, **__: object) -> None:
         begun.append((found.arrivals_per_s[0], state))
-        save(b"learned")
+        if len(begun) == 1:
+            settings = MaddpgSettings.of_length(request.transitions)
+            learned = TrainingCourse(found, settings, request.seed).state()
+            save(learned if unreadable != FILE else b"of another version")
         raise KeyboardInterrupt
 
     monkeypatch.setattr(stored_training, "train", killed)
@@ -169,13 +179,17 @@ def test_a_training_goes_on_with_the_arrivals_that_it_began_with(
     for second in range(1, 7):
         arrived = 30 if second < 4 else 60
         home.send(second * SECOND, TaskCounters("relu", SECOND, arrived, arrived, 0, 0, 0, 0))
-        if second in (3, 6):
+        if second in (3, 5, 6):
             with pytest.raises(KeyboardInterrupt):
                 stored_training.train_stored(home.store, request, lambda _: None)
-            if not readable:
+            if second == 3 and unreadable == BEGUN_WITH_FILE:
                 (kept,) = (home.store.data_dir / FOLDER).glob(f"*/{BEGUN_WITH_FILE}")
                 kept.write_bytes(b"of another version")
-    assert begun == [(30.0, None), (30.0, b"learned") if readable else (60.0, None)]
+    rates, states = zip(*begun, strict=True)
+    if unreadable:
+        assert rates == (30.0, 60.0, 60.0) and states == (None, None, None)
+    else:
+        assert rates == (30.0, 30.0, 30.0) and states[0] is None and states[1] == states[2] is not None
 
 
 def test_every_device_of_the_paper_has_a_file() -> None:
@@ -206,3 +220,20 @@ def test_a_training_of_another_template_or_scheduler_is_another_training(home: H
     )
     differs = {name for name in before if before[name] != after[name]}
     assert differs == {"nothing": set(), "scheduler": {"scheduler"}}.get(what, {"template"})
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_policy_is_checked_on_the_plan_that_it_was_trained_on(home: Home, told: bool) -> None:
+    """Lanes and rules make the problem; a policy of before its file told them is checked on what is known."""
+    home.profile(0.001)
+    home.store.write(push, Push(device=NANO, plan="tuned", decided_by="test"))
+    rates = (ArrivalRate(model="relu", per_s=10.0),)
+    found = stored_problem(home.store, MaddpgTrainingRequest(device=NANO, twin="nano", rates=rates))
+    trained = replace(found.problem.template, lanes=2, step_choice=StepChoice.DEADLINE)
+    course = TrainingCourse(replace(found.problem, template=trained), MaddpgSettings.of_length(512), seed=0)
+    provenance = provenance_of(course, "done")
+    if not told:
+        del provenance["template"]
+    policy = MaddpgCheckpoint(found.problem.space, network(found.problem.space), provenance=provenance)
+    on = checked_on(home.store, policy, PolicyCheckRequest(policy="0" * 12, device=NANO, rates=rates))
+    assert on.problem.template == (trained if told else found.problem.template)
