@@ -2,8 +2,9 @@
 
 With one thread a session has none of its own: a lane's thread computes, wherever that is pinned. float32 is
 computed as float32 on every processor, float16 in float32. What OpenVINO would compute in fewer bits than the
-model says is refused, but for one thing: a plan may say bf16, and float32 is computed in bfloat16 then,
-between inputs and outputs of sessions that stay float32.
+model says is refused as the session is made, or in the run whose integers are too large (`fewer_bits`). There
+is one exception: a plan may say bf16, and float32 is computed in bfloat16 then, between inputs and outputs of
+sessions that stay float32.
 """
 
 import re
@@ -23,6 +24,7 @@ from stageloom.edge_agent.executor.onnx.cache import (
 )
 from stageloom.edge_agent.executor.onnx.parts import ModelParts
 from stageloom.edge_agent.executor.onnx.session_executor import SessionExecutor
+from stageloom.edge_agent.executor.openvino.fewer_bits import Integers, narrowed
 from stageloom.edge_agent.executor.openvino.misread import misread
 from stageloom.edge_agent.executor.openvino.model import openvino, read_model
 from stageloom.edge_agent.executor.openvino.session import OpenvinoSession, Port
@@ -42,7 +44,8 @@ ELEMENT_TYPES: Final = frozenset(
     {"float32", "float16", "int64", "int32", "int16", "int8", "uint16", "uint8", "bool"}
 )
 """What tensors that cross sessions may hold. OpenVINO computes float64 in float32, uint32 and uint64 in
-int32, and hands out bfloat16 as float16. int64 is computed in int32, too: `OpenvinoSession` checks inputs."""
+int32, and hands out bfloat16 as float16. int64 is computed in int32, too: `OpenvinoSession` looks at inputs,
+and `fewer_bits` at what lies between."""
 
 _SESSION_BYTES: Final = 1 << 20
 """What a compiled model takes beside weights and tensors: its operators' kernels and descriptions."""
@@ -115,10 +118,11 @@ def open_session(key: SessionKey, source: ModelParts) -> OpenvinoSession:
             raise ExecutorError(what, remedy=REMEDY)
         model = read_model(_core(), source, key)
         _refuse_strings(model, graph)
+        integers = _kept_exact(model, graph)
         compiled = _core().compile_model(model, "CPU", _properties(key))
         reads = _ports(compiled.inputs, inputs, graph, key.batch)
         makes = _handed_on(_ports(compiled.outputs, outputs, graph, key.batch), model, reads)
-        session = OpenvinoSession(compiled.create_infer_request(), reads, makes)
+        session = OpenvinoSession(compiled.create_infer_request(), reads, makes, integers)
         if len(session.outputs) < len(outputs):
             raise ExecutorError(f"openvino leaves out an output of model {graph.name!r}", remedy=REMEDY)
     except ModelError as error:
@@ -189,6 +193,26 @@ def _refuse_strings(model: Any, graph: Graph) -> None:
             raise ExecutorError(
                 f"openvino has no kernels for strings, as in model {graph.name!r}", remedy=REMEDY
             )
+
+
+def _kept_exact(model: Any, graph: Graph) -> Integers:
+    """The integers inside, which must not be too large in a run.
+
+    Raises:
+        ExecutorError: values that depend on inputs are of a type that OpenVINO would narrow, or are integers
+            that are too large whatever the inputs are.
+    """
+    if kind := narrowed(model):
+        raise ExecutorError(
+            f"model {graph.name!r} computes in {kind} inside, which openvino would narrow", remedy=REMEDY
+        )
+    integers = Integers(model)
+    if kind := integers.inexact({}):
+        raise ExecutorError(
+            f"{kind} of model {graph.name!r} has integers that openvino does not compute exactly",
+            remedy=REMEDY,
+        )
+    return integers
 
 
 def _ports(found: Sequence[Any], tensors: Sequence[TensorId], graph: Graph, batch: int) -> tuple[Port, ...]:
