@@ -2,15 +2,17 @@
 
 With one thread a session has none of its own: a lane's thread computes, wherever that is pinned. float32 is
 computed as float32 on every processor, float16 in float32. What OpenVINO would compute in fewer bits than the
-model says is refused as the session is made, or in the run whose integers are too large (`fewer_bits`). There
+model says is refused as the session is made, and runs whose integers are too large go to onnxruntime. There
 is one exception: a plan may say bf16, and float32 is computed in bfloat16 then, between inputs and outputs of
 sessions that stay float32.
 """
 
+import logging
 import re
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +20,7 @@ import numpy as np
 from stageloom.edge_agent.executor.base import one_line, require_pinned
 from stageloom.edge_agent.executor.onnx.cache import (
     SessionKey,
+    ValuesSession,
     borders,
     session_borders,
     weight_bytes,
@@ -34,6 +37,8 @@ from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.errors import ExecutorError, ModelError, Unsplittable
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest, TensorId
+
+_log = logging.getLogger(__name__)
 
 REMEDY: Final = "use the executor onnx for this model"
 
@@ -64,6 +69,11 @@ class OpenvinoExecutor(SessionExecutor):
     precisions = tuple(_HINTS)
     one_caller = True
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._exact: dict[SessionKey, ValuesSession] = {}  # of onnxruntime, for larger integers
+        self._exact_lock = threading.Lock()
+
     def load(self, key: PlanKey, bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) -> None:
         """Make the sessions of every atom at batch 1.
 
@@ -76,7 +86,44 @@ class OpenvinoExecutor(SessionExecutor):
         super().load(key, bound, artifacts)
 
     def _open(self, key: SessionKey, source: ModelParts) -> OpenvinoSession:
-        return open_session(key, source)
+        return open_session(key, source, partial(self._exactly, key, source.artifact))
+
+    def _exactly(self, key: SessionKey, artifact: Artifact) -> ValuesSession:
+        """What a session and its copies give runs to whose integers are too large: opened by the first one.
+
+        Raises:
+            ExecutorError: onnxruntime is not installed, or cannot build it.
+        """
+        key = replace(key, copy=0)
+        with self._exact_lock:
+            if key not in self._exact:
+                try:
+                    from stageloom.edge_agent.executor.onnx.executor import open_session as open_exact
+                except ImportError as error:
+                    raise ExecutorError(
+                        "openvino computes no integers so large, and onnxruntime, which does, is missing",
+                        remedy="pip install 'stageloom[edge,onnx]'",
+                    ) from error
+                name = artifact.graph.name
+                _log.warning(
+                    "model %r: onnxruntime takes runs with integers that are too large for openvino", name
+                )
+                self._exact[key] = open_exact(key, ModelParts(artifact))
+            return self._exact[key]
+
+    def unload(self, key: PlanKey) -> None:
+        """As for all sessions; with those of OpenVINO go the ones in their place."""
+        super().unload(key)
+        self._forget_exact()
+
+    def drop_idle(self) -> None:
+        """Free the sessions that no loaded plan holds."""
+        super().drop_idle()
+        self._forget_exact()
+
+    def _forget_exact(self) -> None:
+        with self._exact_lock:
+            self._exact = {key: one for key, one in self._exact.items() if self._cache.get(key) is not None}
 
     @staticmethod
     def _weigh(key: SessionKey, graph: Graph) -> int:
@@ -88,6 +135,7 @@ def session_bytes(key: SessionKey, graph: Graph) -> int:
 
     What it reads and makes it may keep again in the layout of its kernels. Kernels that were stacked for a
     merge are in no file, and are kept as they were read, too; so are weights that several operators share.
+    Beside a session that reads integers there may be one of onnxruntime, which its copies share.
     """
     inputs, outputs = borders(graph, key.ops)
     own = sum(graph.tensors[tensor].nbytes for tensor in (*inputs, *outputs))
@@ -95,11 +143,14 @@ def session_bytes(key: SessionKey, graph: Graph) -> int:
         made = [graph.tensors[tensor].nbytes for op in key.ops for tensor in graph.operators[op].outputs]
         own += _OWN_TENSORS * max(made, default=0)
     twice = key.merge or graph.shares_weights(key.ops)
-    return _SESSION_BYTES + key.batch * own + weight_bytes(key, graph) * (2 if twice else 1)
+    exact = not key.copy and any(graph.tensors[tensor].dtype in ("int64", "int32") for tensor in inputs)
+    return _SESSION_BYTES + key.batch * own + weight_bytes(key, graph) * (1 + twice + exact)
 
 
-def open_session(key: SessionKey, source: ModelParts) -> OpenvinoSession:
-    """Make a session.
+def open_session(
+    key: SessionKey, source: ModelParts, exact: Callable[[], ValuesSession] | None = None
+) -> OpenvinoSession:
+    """Make a session. `exact` has what takes runs whose integers are too large; without they fail.
 
     Raises:
         ExecutorError: OpenVINO does not have an operator, or would compute one differently.
@@ -122,7 +173,7 @@ def open_session(key: SessionKey, source: ModelParts) -> OpenvinoSession:
         compiled = _core().compile_model(model, "CPU", _properties(key))
         reads = _ports(compiled.inputs, inputs, graph, key.batch)
         makes = _handed_on(_ports(compiled.outputs, outputs, graph, key.batch), model, reads)
-        session = OpenvinoSession(compiled.create_infer_request(), reads, makes, integers)
+        session = OpenvinoSession(compiled.create_infer_request(), reads, makes, integers, exact)
         if len(session.outputs) < len(outputs):
             raise ExecutorError(f"openvino leaves out an output of model {graph.name!r}", remedy=REMEDY)
     except ModelError as error:

@@ -1,12 +1,13 @@
 """One sub-model on OpenVINO's processor plugin, run on the calling thread."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
+from stageloom.edge_agent.executor.onnx.cache import ValuesSession
 from stageloom.edge_agent.executor.openvino.fewer_bits import Integers
 from stageloom.edge_agent.executor.openvino.model import openvino
 from stageloom.edge_agent.executor.slot_store import Values
@@ -37,13 +38,15 @@ class OpenvinoSession:
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     integers: Integers  # of the model
+    exact: Callable[[], ValuesSession] | None = None  # takes runs whose integers are too large
     _turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def run(self, values: Values) -> None:
         """Read inputs from `values` and put outputs there; arrays pass by reference both ways.
 
         Raises:
-            ExecutorError: an output has another shape than the graph, or integers in it may be too large.
+            ExecutorError: an output has another shape than the graph; or integers in it may be too large, and
+                nothing takes such runs.
         """
         self.run_into(values, {})
 
@@ -56,7 +59,8 @@ class OpenvinoSession:
         # A request keeps addresses and no references: these are held until it has ended.
         feeds = [_readable(values[port.tensor], port) for port in self.inputs]
         if beyond := self._beyond(feeds):
-            raise ExecutorError(beyond, remedy="use the executor onnx for this model")
+            self._run_exactly(beyond, values, outs)
+            return
         outputs = [port for port in self.outputs if port.handed_on is None]
         made = [_output(port, outs) for port in outputs]
         with self._turn:
@@ -86,6 +90,14 @@ class OpenvinoSession:
                     return f"{port.name!r} holds integers beyond 32 bits, in which openvino computes"
         kind = self.integers.inexact(ranges)
         return f"{kind} may have integers that openvino does not compute exactly" if kind else ""
+
+    def _run_exactly(self, why: str, values: Values, outs: Mapping[TensorId, np.ndarray]) -> None:
+        if self.exact is None:
+            raise ExecutorError(why, remedy="use the executor onnx for this model")
+        self.exact().run(values)
+        for tensor, out in outs.items():
+            out[...] = values[tensor]
+            values[tensor] = out
 
     def _copied(self, port: Port) -> np.ndarray:
         array: np.ndarray = self.request.get_output_tensor(port.index).data
