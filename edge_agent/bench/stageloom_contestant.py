@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import os
 import shutil
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from stageloom.edge_agent.config import AgentConfig, ModelFile, Precision, encod
 from stageloom.edge_agent.executor_choice import FIRST_CHOICE, TIMES_NAME, ExecutorTimes
 from stageloom.edge_agent.ingest.channel import socket_of
 from stageloom.edge_agent.ingest.client import Client
+from stageloom.edge_agent.machine.control_groups import has_own_cores, usable_cores
 from stageloom.edge_agent.machine.device import device_class
 from stageloom.edge_agent.reporting.status import AgentStatus, ask_status
 from stageloom.edge_agent.store import StateFile
@@ -250,8 +250,8 @@ def own_plan(models: Sequence[ModelUnderTest], times: Mapping[str, Times], *, wh
         for one in models
     ]
     by_artifact = {one.digest: times[one.name] for one in models}
-    cores = sorted(os.sched_getaffinity(0))
-    return auto_plan(choices, by_artifact, FIRST_CHOICE, cores, whole=whole)
+    cores, pinned = usable_cores(), has_own_cores()
+    return auto_plan(choices, by_artifact, FIRST_CHOICE, cores, whole=whole, pinned=pinned)
 
 
 def _nobody(task: TimedTask, completed: bool) -> None:
