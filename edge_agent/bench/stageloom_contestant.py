@@ -188,8 +188,8 @@ class StageloomContestant(TaskErrors):
         file.write_bytes(self._plan)
         store = self._home / "artifacts"
         store.mkdir(parents=True)
-        for model in self._served:
-            (store / model.digest).symlink_to(model.artifact.resolve())
+        for digest, artifact in {model.digest: model.artifact for model in self._served}.items():
+            (store / digest).symlink_to(artifact.resolve())
         module = "stageloom.edge_agent.bench.plan_agent"
         return [sys.executable, "-m", module, encode_config(config), str(file)]
 
