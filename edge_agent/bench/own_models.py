@@ -246,7 +246,7 @@ class _Bench:
                 "OpenVINO is what computes in bf16, and it is not installed",
                 remedy="pip install 'stageloom[edge,onnx,openvino]'",
             )
-        if not openvino_reduces(self._models[0]):
+        if not openvino_reduces():
             raise ExecutorError(
                 "OpenVINO does not compute in bfloat16 on this processor",
                 remedy="leave --precision out",
