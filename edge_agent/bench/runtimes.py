@@ -29,7 +29,8 @@ class LoadedModels:
 
 
 def load_runtime(options: RuntimeOptions, models: Sequence[ModelUnderTest]) -> Runtime:
-    """The models as the options say: an onnxruntime session serves all workers, OpenVINO's requests one.
+    """The models as the options say. OpenVINO's requests serve one worker, and an onnxruntime session all of
+    them, unless it has several threads: all callers share these, so each worker has a session of its own.
 
     Raises:
         Exception: a runtime does not take a model; runtimes' exceptions share no base class.
@@ -44,7 +45,12 @@ def load_runtime(options: RuntimeOptions, models: Sequence[ModelUnderTest]) -> R
 
 def _calls(options: RuntimeOptions, model: ModelUnderTest, workers: int, index: int) -> list[Call]:
     if options.runtime_of(model.name) is RuntimeName.ONNXRUNTIME:
-        return [onnxruntime_call(model.path, options.threads, spinning=options.spinning)] * workers
+        sessions = options.workers if options.threads > 1 else 1
+        calls = [
+            onnxruntime_call(model.path, options.threads, spinning=options.spinning)
+            for _ in range(max(sessions, 1))
+        ]
+        return calls * (workers // len(calls))
     if options.runtime_of(model.name) is RuntimeName.CUDA:
         return [cuda_call(model.path, tf32=not options.float32)] * workers
     from stageloom.edge_agent.bench.openvino_rival import compiled_call, properties_of
