@@ -7,9 +7,8 @@ another plan is better, that plan takes over under the guard.
 """
 
 import math
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Final
 
@@ -164,8 +163,9 @@ class OwnModels:
 
     choices: tuple[ModelChoice, ...]
     needs: tuple[ArtifactNeed, ...]  # of the same models
-    cores: tuple[int, ...] = field(default_factory=lambda: tuple(sorted(os.sched_getaffinity(0))))
+    cores: tuple[int, ...]
     precision: str = "fp32"  # that is allowed beside float32
+    pinned: bool = True  # lanes keep to the cores
 
     def runnable(self, plan: Plan, counter: int = 0) -> RunnablePlan:
         """A plan of these models, ready to run."""
@@ -178,7 +178,7 @@ class OwnModels:
             {o: taken for o, taken in times.of(one.artifact).items() if o.precision in allowed}
             for one in self.choices
         ]
-        return auto_plan(self.choices, known, FIRST_CHOICE, self.cores)
+        return auto_plan(self.choices, known, FIRST_CHOICE, self.cores, pinned=self.pinned)
 
 
 class ExecutorChoice:

@@ -124,7 +124,7 @@ class MixMeasurement:
         self._effort = effort
         self._began_s = self._started_s = time.monotonic()
         self.result = MixResult()
-        self._bfloat16 = is_installed(RuntimeName.OPENVINO) and openvino_reduces(models[0])
+        self._bfloat16 = is_installed(RuntimeName.OPENVINO) and openvino_reduces()
         self._services = TimesAlone.measure(models, 0.5, progress, bfloat16=self._bfloat16)
         self.best = {model.name: self._best_of(model.name) for model in models}
         self._deadlines = deadlines_s({model: taken for model, (taken, _) in self.best.items()})

@@ -12,7 +12,7 @@ from stageloom.shared.plan import (
     QueueRule,
     StepChoice,
 )
-from stageloom.shared.search.arrangements import computing_lanes, express_of
+from stageloom.shared.search.arrangements import computing_lanes, express_of, unpinned
 
 
 def with_executors(plan: Plan, executors: Mapping[str, str]) -> Plan:
@@ -34,9 +34,7 @@ def ablations(plan: Plan) -> dict[str, Plan]:
     found = {}
     express = express_of(plan)
     if plan.resources:
-        anywhere = tuple(replace(one, cores=()) for one in plan.resources) if express else ()
-        lane_resources = plan.lane_resources if express else ()
-        found["unpinned"] = replace(plan, resources=anywhere, lane_resources=lane_resources)
+        found["unpinned"] = unpinned(plan)
     if express:
         found["without_express"] = _without_express(plan)
     if any(executor.name == "openvino" for executor in plan.executors):

@@ -41,23 +41,23 @@ def measure_service_s(
     }
 
 
-def openvino_reduces(model: ModelUnderTest) -> bool:
-    """Whether OpenVINO computes in fewer bits than 32 by default on this processor.
+def openvino_reduces() -> bool:
+    """Whether OpenVINO computes in bfloat16 by default on this processor: it is asked, and loads no model.
 
     Raises:
         ExecutorError: it ended its process.
     """
     try:
         with _process() as pool:
-            return pool.submit(_openvino_precision, model).result() != "float32"
+            return pool.submit(_computes_bf16).result()
     except BrokenProcessPool as error:
-        raise ExecutorError(f"OpenVINO ended its process as it loaded model {model.name!r}") from error
+        raise ExecutorError("OpenVINO ended its process as it was asked for the precisions it has") from error
 
 
-def _openvino_precision(model: ModelUnderTest) -> str:
-    from stageloom.edge_agent.bench.openvino_rival import default_precision
+def _computes_bf16() -> bool:
+    from stageloom.edge_agent.executor.openvino.executor import computes_bf16
 
-    return default_precision(model)
+    return computes_bf16()
 
 
 def _process() -> ProcessPoolExecutor:

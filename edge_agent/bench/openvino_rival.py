@@ -27,19 +27,6 @@ def properties_of(options: RuntimeOptions) -> Mapping[str, Any]:
     }
 
 
-def default_precision(model: ModelUnderTest) -> str:
-    """In what OpenVINO computes a model by default, `float32` or `bfloat16`.
-
-    To be called in a process that runs nothing else.
-
-    Raises:
-        ImportError: OpenVINO is not installed.
-    """
-    compiled = _core().compile_model(str(model.path), "CPU", {"PERFORMANCE_HINT": "LATENCY"})
-    kind = compiled.get_property("INFERENCE_PRECISION_HINT")
-    return str(kind.to_dtype()) if kind != _openvino().Type.bf16 else "bfloat16"
-
-
 def compiled_call(path: Path, properties: Mapping[str, Any]) -> Callable[[Feeds], object]:
     """A request of a model of its own; inputs are passed without a copy.
 

@@ -30,6 +30,12 @@ from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting, kept_t
 from stageloom.edge_agent.bench.times_alone import TimesAlone
 from stageloom.edge_agent.config import Precision
 from stageloom.edge_agent.executor_choice import GPU_PRECISIONS
+from stageloom.edge_agent.machine.control_groups import (
+    WHOLE_CORES,
+    cpu_quota,
+    quota_warning,
+    usable_cores,
+)
 from stageloom.edge_agent.machine.device import cpu_name, gpu_names
 from stageloom.edge_agent.machine.executors import usable_on_gpu
 from stageloom.shared.errors import ExecutorError, InputError, UnpinnedShape
@@ -212,7 +218,7 @@ class _Bench:
         self._deadlines = deadlines_s(self._alone_s, given_s=given)
         self._rivals = settings_for(
             load.precision,
-            len(os.sched_getaffinity(0)),
+            len(usable_cores()),
             openvino=RuntimeName.OPENVINO in self._services.runtimes,
             cuda=RuntimeName.CUDA in self._services.runtimes,
         )
@@ -220,6 +226,7 @@ class _Bench:
         contestants = len(self._rivals) + 1
         self._window_s = window_s(self._deadlines.values(), load.seconds, contestants)
         self._warnings = [
+            *short_of_time(len(os.sched_getaffinity(0)), cpu_quota()),
             *hopeless_deadlines(self._deadlines, self._services),
             *short_windows(self._window_s, self._deadlines.values(), contestants),
         ]
@@ -239,7 +246,7 @@ class _Bench:
                 "OpenVINO is what computes in bf16, and it is not installed",
                 remedy="pip install 'stageloom[edge,onnx,openvino]'",
             )
-        if not openvino_reduces(self._models[0]):
+        if not openvino_reduces():
             raise ExecutorError(
                 "OpenVINO does not compute in bfloat16 on this processor",
                 remedy="leave --precision out",
@@ -424,6 +431,12 @@ def short_windows(lasts_s: float, deadlines_s: Iterable[float], contestants: int
         f"windows of {lasts_s:.3g} s are short beside a deadline of {longest_s:.3g} s, and flatter every "
         f"contestant; {advice}"
     ]
+
+
+def short_of_time(cores: int, quota: float) -> list[str]:
+    """A warning where control groups leave less time than that of all cores."""
+    warning = quota_warning(cores, quota)
+    return [f"{warning}; {WHOLE_CORES}"] if warning else []
 
 
 def hopeless_deadlines(deadlines_s: Mapping[str, float], times: TimesAlone) -> list[str]:

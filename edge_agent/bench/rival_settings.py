@@ -69,8 +69,8 @@ NAIVE: Final = RivalSetting("naive", Family.NAIVE, RuntimeOptions(spinning=True)
 
 
 def tuned_onnxruntime(cores: int) -> tuple[RivalSetting, ...]:
-    """All cores as threads of one worker, as pairs, and as a worker each: workers x threads, one session for
-    each model."""
+    """All cores as threads of one worker, as pairs, and as a worker each: workers x threads. A model has one
+    session; of workers with several threads each has its own."""
     shapes = [(1, cores), (cores // 2, 2), (cores, 1)]
     return tuple(_onnxruntime(*shape) for shape in dict.fromkeys(shapes) if shape[0])
 

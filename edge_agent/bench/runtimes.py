@@ -1,6 +1,7 @@
 """Models loaded into the runtimes that options name, for threads that call them."""
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,8 @@ from stageloom.edge_agent.bench.runtime_options import RuntimeName, RuntimeOptio
 _QUIET: Final = 3  # errors only
 _SAMPLES: Final = 2
 _LOOKS: Final = 4  # as first sight: a core that is shared is slower for a second or two, now and then
+_MOST: Final = 4.0
+"""No further look begins at a slow model that has had so many times the seconds that it should take."""
 
 Call = Callable[[Feeds], object]
 
@@ -29,7 +32,8 @@ class LoadedModels:
 
 
 def load_runtime(options: RuntimeOptions, models: Sequence[ModelUnderTest]) -> Runtime:
-    """The models as the options say: an onnxruntime session serves all workers, OpenVINO's requests one.
+    """The models as the options say. OpenVINO's requests serve one worker, and an onnxruntime session all of
+    them, unless it has several threads: all callers share these, so each worker has a session of its own.
 
     Raises:
         Exception: a runtime does not take a model; runtimes' exceptions share no base class.
@@ -44,7 +48,12 @@ def load_runtime(options: RuntimeOptions, models: Sequence[ModelUnderTest]) -> R
 
 def _calls(options: RuntimeOptions, model: ModelUnderTest, workers: int, index: int) -> list[Call]:
     if options.runtime_of(model.name) is RuntimeName.ONNXRUNTIME:
-        return [onnxruntime_call(model.path, options.threads, spinning=options.spinning)] * workers
+        sessions = options.workers if options.threads > 1 else 1
+        calls = [
+            onnxruntime_call(model.path, options.threads, spinning=options.spinning)
+            for _ in range(max(sessions, 1))
+        ]
+        return calls * (workers // len(calls))
     if options.runtime_of(model.name) is RuntimeName.CUDA:
         return [cuda_call(model.path, tf32=not options.float32)] * workers
     from stageloom.edge_agent.bench.openvino_rival import compiled_call, properties_of
@@ -97,27 +106,34 @@ def cuda_call(path: Path, *, tf32: bool) -> Call:
 
 
 def service_times_s(
-    models: Sequence[ModelUnderTest], options: RuntimeOptions, seconds: float
+    models: Sequence[ModelUnderTest],
+    options: RuntimeOptions,
+    seconds: float,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Mapping[str, float | str]:
     """Per model the seconds of one run by one worker, or why the runtime does not take it.
 
-    Some looks at each model, in turns, that last `seconds` together. The shortest counts, as whatever
-    disturbs a look adds to it. To be called in a process that runs nothing else.
+    Some looks at each model, in turns, that last `seconds` together; fewer where the model is too slow for
+    it. The shortest counts, as whatever disturbs a look adds to it. To be called in a process that runs
+    nothing else.
     """
-    timed = [_Timed(options, model) for model in models]
+    timed = [_Timed(options, model, clock) for model in models]
     for _ in range(_LOOKS):
         for one in timed:
-            one.look(seconds / _LOOKS)
+            if one.spent_s < _MOST * seconds:
+                one.look(seconds / _LOOKS)
     return {one.name: one.reason or one.shortest_s for one in timed}
 
 
 class _Timed:
     """One model in a runtime, and the shortest look at it."""
 
-    def __init__(self, options: RuntimeOptions, model: ModelUnderTest) -> None:
+    def __init__(self, options: RuntimeOptions, model: ModelUnderTest, clock: Callable[[], float]) -> None:
         self.name = model.name
         self.shortest_s = math.inf
+        self.spent_s = 0.0  # in looks
         self.reason = ""  # why the runtime does not take it
+        self._clock = clock
         self._call: Call | None = None
         try:
             self._call = partial(load_runtime(options, [model]).run, 0, 0)
@@ -128,10 +144,12 @@ class _Timed:
     def look(self, seconds: float) -> None:
         if self._call is None or self.reason:
             return
+        began_s = self._clock()
         try:
-            self.shortest_s = min(self.shortest_s, median_s(self._call, self._feeds, seconds))
+            self.shortest_s = min(self.shortest_s, median_s(self._call, self._feeds, seconds, self._clock))
         except Exception as error:  # as above
             self.reason = _line(error)
+        self.spent_s += self._clock() - began_s
 
 
 def _line(error: Exception) -> str:

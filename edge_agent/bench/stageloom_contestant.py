@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import os
 import shutil
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from stageloom.edge_agent.config import AgentConfig, ModelFile, Precision, encod
 from stageloom.edge_agent.executor_choice import FIRST_CHOICE, TIMES_NAME, ExecutorTimes
 from stageloom.edge_agent.ingest.channel import socket_of
 from stageloom.edge_agent.ingest.client import Client
+from stageloom.edge_agent.machine.control_groups import has_own_cores, usable_cores
 from stageloom.edge_agent.machine.device import device_class
 from stageloom.edge_agent.reporting.status import AgentStatus, ask_status
 from stageloom.edge_agent.store import StateFile
@@ -188,8 +188,8 @@ class StageloomContestant(TaskErrors):
         file.write_bytes(self._plan)
         store = self._home / "artifacts"
         store.mkdir(parents=True)
-        for model in self._served:
-            (store / model.digest).symlink_to(model.artifact.resolve())
+        for digest, artifact in {model.digest: model.artifact for model in self._served}.items():
+            (store / digest).symlink_to(artifact.resolve())
         module = "stageloom.edge_agent.bench.plan_agent"
         return [sys.executable, "-m", module, encode_config(config), str(file)]
 
@@ -249,8 +249,8 @@ def own_plan(models: Sequence[ModelUnderTest], times: Mapping[str, Times], *, wh
         ModelChoice(name=one.name, artifact=one.digest, graph=open_artifact(one.artifact).graph)
         for one in models
     ]
-    cores = sorted(os.sched_getaffinity(0))
-    return auto_plan(choices, [times[one.name] for one in models], FIRST_CHOICE, cores, whole=whole)
+    known = [times[one.name] for one in models]
+    return auto_plan(choices, known, FIRST_CHOICE, usable_cores(), whole=whole, pinned=has_own_cores())
 
 
 def _nobody(task: TimedTask, completed: bool) -> None:

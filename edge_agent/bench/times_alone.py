@@ -1,7 +1,6 @@
 """What models take alone, by runtime and threads: measured, and as the agent's `auto` wants it."""
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -9,6 +8,7 @@ from typing import Final
 from stageloom.edge_agent.bench.in_process import is_installed, measure_service_s
 from stageloom.edge_agent.bench.model_files import ModelUnderTest
 from stageloom.edge_agent.bench.runtime_options import RuntimeName, RuntimeOptions
+from stageloom.edge_agent.machine.control_groups import usable_cores
 from stageloom.shared.plan import ExecutorOptions
 from stageloom.shared.search.arrangements import Times, widths
 
@@ -35,7 +35,7 @@ class TimesAlone:
 
         `bfloat16`: OpenVINO in this precision, too.
         """
-        lanes = widths(len(os.sched_getaffinity(0)))
+        lanes = widths(len(usable_cores()))
         taken = {}
         for runtime in filter(is_installed, RuntimeName):
             reduces = bfloat16 and runtime is RuntimeName.OPENVINO

@@ -8,6 +8,7 @@ from pathlib import Path
 from stageloom.edge_agent.config import AUTO, AgentConfig
 from stageloom.edge_agent.executor.executors import EXECUTORS, added_executors
 from stageloom.edge_agent.executor_choice import GPU_PRECISIONS, ExecutorTimes, OwnModels
+from stageloom.edge_agent.machine.control_groups import has_own_cores, usable_cores
 from stageloom.edge_agent.machine.executors import usable_on_gpu
 from stageloom.edge_agent.store import ArtifactStore
 from stageloom.shared.artifact import open_artifact
@@ -70,7 +71,8 @@ def own_models(config: AgentConfig, store: ArtifactStore, progress: Progress) ->
         if report.never_ran:
             _log.warning("model %r: %s", model.name, report.never_ran)
         needs.append(ArtifactNeed(model.name, artifact.digest, artifact.size, model.version))
-    return OwnModels(tuple(choices), tuple(needs), precision=config.precision)
+    own = has_own_cores()
+    return OwnModels(tuple(choices), tuple(needs), usable_cores(), precision=config.precision, pinned=own)
 
 
 def first_plan(config: AgentConfig, models: OwnModels, times: ExecutorTimes, progress: Progress) -> Plan:

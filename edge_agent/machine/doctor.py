@@ -22,6 +22,7 @@ from msgspec import Struct
 from stageloom.edge_agent.config import OLD_SETTINGS_NAME, load_config, settings_file
 from stageloom.edge_agent.executor.executors import added_executors
 from stageloom.edge_agent.lifecycle.alone import require_names
+from stageloom.edge_agent.machine.control_groups import WHOLE_CORES, cpu_quota, quota_warning
 from stageloom.edge_agent.machine.device import cpu_flags, cpu_name, gpu_names, installed
 from stageloom.edge_agent.machine.executors import (
     OnnxFacts,
@@ -46,6 +47,7 @@ from stageloom.shared.errors import StageloomError
 from stageloom.shared.extensions import Extensions
 from stageloom.shared.search.registry import added_schedulers
 from stageloom.shared.systemd.install import PACKAGED_UNIT_DIRECTORY, UNIT_DIRECTORY
+from stageloom.shared.text import counted
 
 _NEEDED = ("msgpack", "msgspec", "numpy", "pyzmq")
 _IMPORT_NAMES = {"pyzmq": "zmq"}
@@ -81,6 +83,7 @@ def examine(home: Path) -> list[Check]:
         _packages,
         lambda: runtime_check(installed(("onnxruntime", "onnxruntime-gpu"))),
         lambda: executors_check(executor_problems() | added_problems(), sorted(os.sched_getaffinity(0))),
+        lambda: quota_check(len(os.sched_getaffinity(0)), cpu_quota()),
         lambda: gpu_check(gpu_names(), installed(("onnxruntime", "onnxruntime-gpu", "torch"))),
         lambda: openvino_check(installed(("openvino",))),
         lambda: gpu_state_check(gpu_names()),
@@ -140,6 +143,13 @@ def executors_check(problems: Mapping[str, str], cores: Sequence[int]) -> Check:
     if not usable:
         return _fail("executors", f"none can be used; {rest}", how_to_install("onnx"))
     return _ok("executors", f"{', '.join(usable)} {where}" + (f"; {rest}" if rest else ""))
+
+
+def quota_check(cores: int, quota: float) -> Check:
+    """Whether control groups leave the time of all cores that the agent may run on."""
+    if warning := quota_warning(cores, quota):
+        return _warn("processor time", warning, WHOLE_CORES)
+    return _ok("processor time", f"all of {counted(cores, 'core')}")
 
 
 def extensions_check(*added: Extensions) -> Check:

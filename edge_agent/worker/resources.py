@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stageloom.edge_agent.executor.base import SharedTable
+from stageloom.edge_agent.machine.control_groups import group_folders
 from stageloom.shared.artifact import Artifact, open_artifact
 from stageloom.shared.errors import PlanError
 from stageloom.shared.ids import Digest
@@ -77,23 +78,14 @@ def _left_bytes(limits: Path, used: Path, statistics: Path) -> int:
 
 def _group_files(root: Path) -> list[tuple[Path, Path, Path]]:
     """Per level of the control groups that account memory: limit, usage, statistics."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    files = []
-    for line in lines:
-        _, kinds, inner = line.split(":", 2)
-        if kinds and "memory" not in kinds.split(","):
-            continue
-        mount = root / "sys/fs/cgroup" / ("memory" if kinds else "")
-        limit, used = (
-            ("memory.limit_in_bytes", "memory.usage_in_bytes") if kinds else ("memory.max", "memory.current")
-        )
-        at = Path(inner.strip("/"))
-        levels = [mount / level for level in (at, *at.parents)]
-        files += [(level / limit, level / used, level / "memory.stat") for level in levels]
-    return files
+    names = {
+        True: ("memory.max", "memory.current"),
+        False: ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+    }
+    return [
+        (level / names[unified][0], level / names[unified][1], level / "memory.stat")
+        for level, unified in group_folders("memory", root)
+    ]
 
 
 def _reclaimable_bytes(statistics: Path) -> int:

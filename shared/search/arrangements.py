@@ -249,6 +249,16 @@ def arranged_plan(models: Sequence[ModelChoice], found: Arrangement, cores: Sequ
     )
 
 
+def unpinned(plan: Plan) -> Plan:
+    """The plan with lanes that keep to no core; an express lane stays one that runs its models alone."""
+    express = bool(express_of(plan))
+    return replace(
+        plan,
+        resources=tuple(replace(one, cores=()) for one in plan.resources) if express else (),
+        lane_resources=plan.lane_resources if express else (),
+    )
+
+
 def express_of(plan: Plan) -> frozenset[int]:
     """Models that a plan runs on the processor in lanes without cores, beside lanes that have some."""
     coreless = _coreless(plan)

@@ -20,6 +20,7 @@ from stageloom.shared.search.arrangements import (
     arrangements,
     likely_blocks_s,
     patience_of,
+    unpinned,
     usable_times,
 )
 from stageloom.shared.search.compose import ModelChoice
@@ -40,16 +41,19 @@ def auto_plan(
     cores: Sequence[int],
     *,
     whole: bool = False,
+    pinned: bool = True,
 ) -> Plan:
     """The plan that carries most of those that are tried. `known`: by model, as far as times are known.
 
-    `default` runs what was not measured. `whole`: no model is cut, whatever it holds up.
+    `default` runs what was not measured. `whole`: no model is cut, whatever it holds up. Unless
+    `pinned`, lanes keep to no core: there are so many, and which they are is not known.
 
     Raises:
         PlanError: the plan would not be legal.
     """
     most = [1 if whole else len(one.graph.base_cuts) + 1 for one in models]
-    return arranged_plan(models, best_arrangement(known, most, default, len(cores)), cores)
+    plan = arranged_plan(models, best_arrangement(known, most, default, len(cores)), cores)
+    return plan if pinned else unpinned(plan)
 
 
 def best_arrangement(

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +128,11 @@ def test_openvino_serves_by_each_setting(setting: ContestantSetting, models: lis
 @pytest.mark.parametrize("given", [False, True], ids=["its own plan", "a given plan"])
 def test_an_agent_serves_its_own_plan_or_one_that_is_given(given: bool, models: list[ModelUnderTest]) -> None:
     serves(AgentSetting("stageloom", onnx_plan(models) if given else b""), models)
+
+
+def test_an_agent_serves_one_file_under_two_names(models: list[ModelUnderTest]) -> None:
+    twins = [models[0], replace(models[0], name="twin")]
+    serves(AgentSetting("stageloom", onnx_plan(twins)), twins)
 
 
 def test_an_agent_measures_no_ways_for_a_plan_that_is_given(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,14 @@ class MortalPool:
     def __exit__(self, *_: object) -> None:
         """Nothing runs."""
 
-    def submit(self, function: Callable[..., Any], models: Sequence[ModelUnderTest], *_: Any) -> Future[Any]:
+    def submit(
+        self, function: Callable[..., Any], models: Sequence[ModelUnderTest] = (), *_: Any
+    ) -> Future[Any]:
         done: Future[Any] = Future()
-        given = [models] if isinstance(models, ModelUnderTest) else models
-        if any(one.name == "deadly" for one in given):
+        if not models or any(one.name == "deadly" for one in models):
             done.set_exception(BrokenProcessPool("a process died"))
         else:
-            done.set_result({one.name: 0.5 for one in given})
+            done.set_result({one.name: 0.5 for one in models})
         return done
 
 
@@ -44,9 +46,27 @@ def test_of_models_whose_process_dies_each_is_timed_alone(monkeypatch: pytest.Mo
     assert found == {"quick": 0.5, "deadly": "it ended its process", "slow": 0.5}
 
 
-def test_a_model_that_ends_the_process_that_asks_for_precisions_is_told(
-    monkeypatch: pytest.MonkeyPatch,
+class PoolHere(MortalPool):
+    """In the place of a pool of one process: it runs what it is given here."""
+
+    def submit(self, function: Callable[..., Any], *given: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(function(*given))
+        return done
+
+
+@pytest.mark.skipif(find_spec("openvino") is None, reason="openvino is not installed")
+@pytest.mark.parametrize("able", [True, False])
+def test_for_its_precisions_openvino_is_asked_and_loads_no_model(
+    able: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As it may not read the first of them, or none."""
+    monkeypatch.setattr(in_process, "_process", PoolHere)
+    monkeypatch.setattr("stageloom.edge_agent.executor.openvino.executor.computes_bf16", lambda: able)
+    assert openvino_reduces() is able
+
+
+def test_a_process_that_ends_as_it_asks_for_precisions_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_process, "_process", MortalPool)
-    with pytest.raises(ExecutorError, match="as it loaded model 'deadly'"):
-        openvino_reduces(MODELS[1])
+    with pytest.raises(ExecutorError, match="OpenVINO ended its process as it was asked"):
+        openvino_reduces()

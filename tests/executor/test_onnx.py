@@ -66,6 +66,22 @@ def test_weights_that_many_operators_read_count_once(onnx: OnnxExecutor) -> None
     assert SHARED_BYTES < first_half < 1.1 * SHARED_BYTES
 
 
+def test_copies_of_sessions_with_threads_are_stated_held_and_kept(onnx: OnnxExecutor) -> None:
+    model = artifact_of("squeezenet")
+    groups = [[Member(0, replica, 0)] for replica in (0, 1)]
+    plans = [
+        replace(plan_of([model], [()], groups, replicas=2, lanes=2), executor=options)
+        for options in (ExecutorOptions(), ExecutorOptions(intra_op_threads=2))
+    ]
+    (key,) = onnx._session_bytes(bound_of(plans[0], [model]))
+    stated = [onnx.stated_bytes(bound_of(plan, [model])) for plan in plans]
+    assert stated[1] - stated[0] == weight_bytes(key, model.graph)
+    load(onnx, plans[1], [model])
+    assert onnx.sessions == 2 and onnx.held_bytes == stated[1]
+    onnx.unload(KEY)
+    assert sorted(one.copy for one in onnx._cache.idle()) == [0, 1]
+
+
 @pytest.mark.promise("second-plan-reuses-sessions")
 def test_a_plan_that_comes_back_states_no_bytes_until_its_memory_is_wanted(onnx: OnnxExecutor) -> None:
     model = artifact_of("squeezenet")

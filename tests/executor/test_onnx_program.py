@@ -1,6 +1,7 @@
 """Atoms: whatever the mask, what runs is made of sessions that a loaded plan has."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product
 from random import Random
 
@@ -11,7 +12,7 @@ from stageloom.shared.bitmask import bits
 from stageloom.shared.blocks import CombinedGraph
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.launch_list import Barrier
-from stageloom.shared.plan import Member
+from stageloom.shared.plan import ExecutorOptions, Member
 from stageloom.shared.schedule import Schedule
 from tests.executor.contract.schedules import (
     bound_of,
@@ -62,3 +63,19 @@ def test_the_sessions_of_a_mask_compute_each_of_its_operators_once() -> None:
             for op in key.ops
         ]
         assert len(run) == len(set(run)) == sum(len(bound.models[m].graph.operators) for m in bits(mask))
+
+
+@pytest.mark.parametrize(
+    ("threads", "replicas", "lanes", "copies"), [(1, 2, 2, 1), (2, 2, 2, 2), (2, 3, 2, 2), (2, 1, 2, 1)]
+)
+def test_replicas_in_several_lanes_have_sessions_of_their_own_where_these_have_threads(
+    threads: int, replicas: int, lanes: int, copies: int
+) -> None:
+    """All callers of a session share its helpers: two lanes of two threads would compute on three."""
+    artifact = artifact_of("squeezenet")
+    groups = [[Member(0, replica, 0)] for replica in range(replicas)]
+    plan = plan_of([artifact], [()], groups, replicas=replicas, lanes=lanes)
+    options = ExecutorOptions(name="onnx", intra_op_threads=threads)
+    bound = bound_of(replace(plan, executor=options), [artifact])
+    keys = {key for index in range(replicas) for key in CombinedPrograms(bound, index).keys({0: 1})}
+    assert {key.copy for key in keys} == set(range(copies)) and len(keys) == copies

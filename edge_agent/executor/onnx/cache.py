@@ -44,7 +44,7 @@ class SessionKey:
     merge: bool = False  # the operators as one convolution
     stream: int | None = None  # on a device the stream that it belongs to; None on the processor
     precision: str = "fp32"  # in which a backend may compute; tensors keep the model's types
-    copy: int = 0  # of several equal sessions, where one serves one caller at a time
+    copy: int = 0  # of several equal sessions, where one or its threads serve one caller at a time
     half: Half | None = None  # of operators that are split
     executor: str = ""  # that runs it, where it is another than the one that runs the rest of its block
 

@@ -101,7 +101,8 @@ class CombinedPrograms:
     def __init__(
         self, bound: BoundPlan, combined: int, variant: int = 0, *, one_caller: bool = False
     ) -> None:
-        """`one_caller`: a session runs in one lane at a time; replicas in several lanes want copies of it."""
+        """`one_caller`: a session runs in one lane at a time; replicas in several lanes want copies of it, as
+        they do of one that has threads of its own."""
         self._bound = bound
         self._copies = copies_of(bound)
         self._one_caller = one_caller
@@ -176,7 +177,8 @@ class CombinedPrograms:
             return JoinRun(first.dim, first.halves)
         executor = self._on(item.resource)
         beside = executor.name != self._executor.name
-        copy = self._copies[member.model, member.replica] if self._one_caller or beside else 0
+        own = self._one_caller or beside or executor.intra_op_threads > 1  # else callers share its threads
+        copy = self._copies[member.model, member.replica] if own else 0
         key = SessionKey(
             artifact=model.plan.artifact,
             ops=tuple(sorted(op for origin in origins for op in origin.ops)),

@@ -2,14 +2,17 @@
 
 With one thread a session has none of its own: a lane's thread computes, wherever that is pinned. float32 is
 computed as float32 on every processor, float16 in float32. What OpenVINO would compute in fewer bits than the
-model says is refused, but for one thing: a plan may say bf16, and float32 is computed in bfloat16 then,
-between inputs and outputs of sessions that stay float32.
+model says is refused as the session is made, and runs whose integers are too large go to onnxruntime. There
+is one exception: a plan may say bf16, and float32 is computed in bfloat16 then, between inputs and outputs of
+sessions that stay float32.
 """
 
+import logging
 import re
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
 import numpy as np
@@ -17,12 +20,14 @@ import numpy as np
 from stageloom.edge_agent.executor.base import one_line, require_pinned
 from stageloom.edge_agent.executor.onnx.cache import (
     SessionKey,
+    ValuesSession,
     borders,
     session_borders,
     weight_bytes,
 )
 from stageloom.edge_agent.executor.onnx.parts import ModelParts
 from stageloom.edge_agent.executor.onnx.session_executor import SessionExecutor
+from stageloom.edge_agent.executor.openvino.fewer_bits import Integers, narrowed
 from stageloom.edge_agent.executor.openvino.misread import misread
 from stageloom.edge_agent.executor.openvino.model import openvino, read_model
 from stageloom.edge_agent.executor.openvino.session import OpenvinoSession, Port
@@ -33,6 +38,8 @@ from stageloom.shared.errors import ExecutorError, ModelError, Unsplittable
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest, TensorId
 
+_log = logging.getLogger(__name__)
+
 REMEDY: Final = "use the executor onnx for this model"
 
 _HINTS: Final = {"fp32": "f32", "bf16": "bf16"}
@@ -42,7 +49,8 @@ ELEMENT_TYPES: Final = frozenset(
     {"float32", "float16", "int64", "int32", "int16", "int8", "uint16", "uint8", "bool"}
 )
 """What tensors that cross sessions may hold. OpenVINO computes float64 in float32, uint32 and uint64 in
-int32, and hands out bfloat16 as float16. int64 is computed in int32, too: `OpenvinoSession` checks inputs."""
+int32, and hands out bfloat16 as float16. int64 is computed in int32, too: `OpenvinoSession` looks at inputs,
+and `fewer_bits` at what lies between."""
 
 _SESSION_BYTES: Final = 1 << 20
 """What a compiled model takes beside weights and tensors: its operators' kernels and descriptions."""
@@ -61,6 +69,11 @@ class OpenvinoExecutor(SessionExecutor):
     precisions = tuple(_HINTS)
     one_caller = True
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._exact: dict[SessionKey, ValuesSession] = {}  # of onnxruntime, for larger integers
+        self._exact_lock = threading.Lock()
+
     def load(self, key: PlanKey, bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) -> None:
         """Make the sessions of every atom at batch 1.
 
@@ -73,7 +86,44 @@ class OpenvinoExecutor(SessionExecutor):
         super().load(key, bound, artifacts)
 
     def _open(self, key: SessionKey, source: ModelParts) -> OpenvinoSession:
-        return open_session(key, source)
+        return open_session(key, source, partial(self._exactly, key, source.artifact))
+
+    def _exactly(self, key: SessionKey, artifact: Artifact) -> ValuesSession:
+        """What a session and its copies give runs to whose integers are too large: opened by the first one.
+
+        Raises:
+            ExecutorError: onnxruntime is not installed, or cannot build it.
+        """
+        key = replace(key, copy=0)
+        with self._exact_lock:
+            if key not in self._exact:
+                try:
+                    from stageloom.edge_agent.executor.onnx.executor import open_session as open_exact
+                except ImportError as error:
+                    raise ExecutorError(
+                        "openvino computes no integers so large, and onnxruntime, which does, is missing",
+                        remedy="pip install 'stageloom[edge,onnx]'",
+                    ) from error
+                name = artifact.graph.name
+                _log.warning(
+                    "model %r: onnxruntime takes runs with integers that are too large for openvino", name
+                )
+                self._exact[key] = open_exact(key, ModelParts(artifact))
+            return self._exact[key]
+
+    def unload(self, key: PlanKey) -> None:
+        """As for all sessions; with those of OpenVINO go the ones in their place."""
+        super().unload(key)
+        self._forget_exact()
+
+    def drop_idle(self) -> None:
+        """Free the sessions that no loaded plan holds."""
+        super().drop_idle()
+        self._forget_exact()
+
+    def _forget_exact(self) -> None:
+        with self._exact_lock:
+            self._exact = {key: one for key, one in self._exact.items() if self._cache.get(key) is not None}
 
     @staticmethod
     def _weigh(key: SessionKey, graph: Graph) -> int:
@@ -85,6 +135,7 @@ def session_bytes(key: SessionKey, graph: Graph) -> int:
 
     What it reads and makes it may keep again in the layout of its kernels. Kernels that were stacked for a
     merge are in no file, and are kept as they were read, too; so are weights that several operators share.
+    Beside a session that reads integers there may be one of onnxruntime, which its copies share.
     """
     inputs, outputs = borders(graph, key.ops)
     own = sum(graph.tensors[tensor].nbytes for tensor in (*inputs, *outputs))
@@ -92,11 +143,14 @@ def session_bytes(key: SessionKey, graph: Graph) -> int:
         made = [graph.tensors[tensor].nbytes for op in key.ops for tensor in graph.operators[op].outputs]
         own += _OWN_TENSORS * max(made, default=0)
     twice = key.merge or graph.shares_weights(key.ops)
-    return _SESSION_BYTES + key.batch * own + weight_bytes(key, graph) * (2 if twice else 1)
+    exact = not key.copy and any(graph.tensors[tensor].dtype in ("int64", "int32") for tensor in inputs)
+    return _SESSION_BYTES + key.batch * own + weight_bytes(key, graph) * (1 + twice + exact)
 
 
-def open_session(key: SessionKey, source: ModelParts) -> OpenvinoSession:
-    """Make a session.
+def open_session(
+    key: SessionKey, source: ModelParts, exact: Callable[[], ValuesSession] | None = None
+) -> OpenvinoSession:
+    """Make a session. `exact` has what takes runs whose integers are too large; without they fail.
 
     Raises:
         ExecutorError: OpenVINO does not have an operator, or would compute one differently.
@@ -115,10 +169,11 @@ def open_session(key: SessionKey, source: ModelParts) -> OpenvinoSession:
             raise ExecutorError(what, remedy=REMEDY)
         model = read_model(_core(), source, key)
         _refuse_strings(model, graph)
+        integers = _kept_exact(model, graph)
         compiled = _core().compile_model(model, "CPU", _properties(key))
         reads = _ports(compiled.inputs, inputs, graph, key.batch)
         makes = _handed_on(_ports(compiled.outputs, outputs, graph, key.batch), model, reads)
-        session = OpenvinoSession(compiled.create_infer_request(), reads, makes)
+        session = OpenvinoSession(compiled.create_infer_request(), reads, makes, integers, exact)
         if len(session.outputs) < len(outputs):
             raise ExecutorError(f"openvino leaves out an output of model {graph.name!r}", remedy=REMEDY)
     except ModelError as error:
@@ -189,6 +244,26 @@ def _refuse_strings(model: Any, graph: Graph) -> None:
             raise ExecutorError(
                 f"openvino has no kernels for strings, as in model {graph.name!r}", remedy=REMEDY
             )
+
+
+def _kept_exact(model: Any, graph: Graph) -> Integers:
+    """The integers inside, which must not be too large in a run.
+
+    Raises:
+        ExecutorError: values that depend on inputs are of a type that OpenVINO would narrow, or are integers
+            that are too large whatever the inputs are.
+    """
+    if kind := narrowed(model):
+        raise ExecutorError(
+            f"model {graph.name!r} computes in {kind} inside, which openvino would narrow", remedy=REMEDY
+        )
+    integers = Integers(model)
+    if kind := integers.inexact({}):
+        raise ExecutorError(
+            f"{kind} of model {graph.name!r} has integers that openvino does not compute exactly",
+            remedy=REMEDY,
+        )
+    return integers
 
 
 def _ports(found: Sequence[Any], tensors: Sequence[TensorId], graph: Graph, batch: int) -> tuple[Port, ...]:

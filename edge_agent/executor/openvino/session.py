@@ -1,12 +1,14 @@
 """One sub-model on OpenVINO's processor plugin, run on the calling thread."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
+from stageloom.edge_agent.executor.onnx.cache import ValuesSession
+from stageloom.edge_agent.executor.openvino.fewer_bits import Integers
 from stageloom.edge_agent.executor.openvino.model import openvino
 from stageloom.edge_agent.executor.slot_store import Values
 from stageloom.shared.errors import ExecutorError
@@ -35,13 +37,16 @@ class OpenvinoSession:
     request: Any
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
+    integers: Integers  # of the model
+    exact: Callable[[], ValuesSession] | None = None  # takes runs whose integers are too large
     _turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def run(self, values: Values) -> None:
         """Read inputs from `values` and put outputs there; arrays pass by reference both ways.
 
         Raises:
-            ExecutorError: an input holds what 32 bits do not, or an output has another shape than the graph.
+            ExecutorError: an output has another shape than the graph; or integers in it may be too large, and
+                nothing takes such runs.
         """
         self.run_into(values, {})
 
@@ -53,6 +58,9 @@ class OpenvinoSession:
         """
         # A request keeps addresses and no references: these are held until it has ended.
         feeds = [_readable(values[port.tensor], port) for port in self.inputs]
+        if beyond := self._beyond(feeds):
+            self._run_exactly(beyond, values, outs)
+            return
         outputs = [port for port in self.outputs if port.handed_on is None]
         made = [_output(port, outs) for port in outputs]
         with self._turn:
@@ -71,6 +79,25 @@ class OpenvinoSession:
         for tensor, out in outs.items():
             if values[tensor] is not out:
                 out[...] = values[tensor]
+
+    def _beyond(self, feeds: Sequence[np.ndarray]) -> str:
+        """What of these inputs, or of what follows from them, is too large; empty where nothing is."""
+        ranges = {}
+        for port, array in zip(self.inputs, feeds, strict=True):
+            if array.size and (port.dtype == np.int64 or port.index in self.integers.reads):
+                low, high = ranges[port.index] = int(array.min()), int(array.max())
+                if low < _INT32.min or high > _INT32.max:
+                    return f"{port.name!r} holds integers beyond 32 bits, in which openvino computes"
+        kind = self.integers.inexact(ranges)
+        return f"{kind} may have integers that openvino does not compute exactly" if kind else ""
+
+    def _run_exactly(self, why: str, values: Values, outs: Mapping[TensorId, np.ndarray]) -> None:
+        if self.exact is None:
+            raise ExecutorError(why, remedy="use the executor onnx for this model")
+        self.exact().run(values)
+        for tensor, out in outs.items():
+            out[...] = values[tensor]
+            values[tensor] = out
 
     def _copied(self, port: Port) -> np.ndarray:
         array: np.ndarray = self.request.get_output_tensor(port.index).data
@@ -92,14 +119,9 @@ def _readable(array: np.ndarray, port: Port) -> np.ndarray:
     """The array as OpenVINO takes it without a copy: in C order, aligned and writeable; nothing writes to it.
 
     Raises:
-        ExecutorError: it holds an integer beyond 32 bits, with which OpenVINO would compute something else.
+        ExecutorError: it is of another shape or type.
     """
     if array.shape != port.shape or array.dtype != port.dtype:
         wanted = f"{port.dtype} {list(port.shape)}"
         raise ExecutorError(f"{port.name!r} is {array.dtype} {list(array.shape)}, not {wanted}")
-    if port.dtype == np.int64 and array.size and (array.min() < _INT32.min or array.max() > _INT32.max):
-        raise ExecutorError(
-            f"{port.name!r} holds integers beyond 32 bits, in which openvino computes",
-            remedy="use the executor onnx for this model",
-        )
     return array if array.flags.carray else array.copy(order="C")

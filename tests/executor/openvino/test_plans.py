@@ -1,5 +1,6 @@
 """Plans on `openvino`: copies for replicas, what is stated and held, operators' times, strangers' models."""
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from stageloom.edge_agent.executor.openvino.executor import OpenvinoExecutor
 from stageloom.edge_agent.verify.check import verify_artifact
 from stageloom.edge_agent.verify.inputs import ValueRange
 from stageloom.shared.artifact import Artifact
+from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.steps import InstanceId, PlanKey
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.plan import ExecutorOptions, Member, Plan
@@ -160,3 +162,60 @@ def test_a_model_of_every_class_agrees_or_is_refused_when_it_is_loaded(
     assert not report.failed_tasks, report.reason
     assert report.stable
     assert report.difference <= (HALF_TOLERANCE if name == "float16" else 1e-5)
+
+
+def negation(folder: Path) -> Artifact:
+    return artifact_from(one_node("Neg", {"x": ("int64", (3,))}, ("int64", (3,))), folder)
+
+
+def negated(openvino: OpenvinoExecutor, bound: BoundPlan, x: np.ndarray) -> np.ndarray:
+    one = InstanceId(1)
+    (row,) = run(openvino, StepMaker(KEY, bound).step(0, {0: (one, 1)}), {one: [{"x": x}]})[one]
+    (made,) = row.values()
+    return made
+
+
+def test_integers_beyond_32_bits_are_computed_by_onnxruntime_and_others_are_not(
+    openvino: OpenvinoExecutor, tmp_path: Path
+) -> None:
+    model = negation(tmp_path)
+    plan = plan_of([model], [()], [[Member(0, 0, 0)]])
+    bound = load(openvino, replace(plan, executor=ExecutorOptions(name="openvino")), [model])
+    held = openvino.held_bytes
+    assert np.array_equal(negated(openvino, bound, np.array([1, -2, 3])), [-1, 2, -3])
+    assert not openvino._exact
+    for _ in range(2):
+        assert negated(openvino, bound, np.array([1, 1 << 40, 3])).tolist() == [-1, -(1 << 40), -3]
+    assert len(openvino._exact) == 1 and openvino.held_bytes == held
+    openvino.unload(KEY)
+    openvino.drop_idle()
+    assert not openvino._exact and openvino.held_bytes == 0
+
+
+def test_the_weights_of_a_session_in_its_place_are_stated_once_for_all_copies(
+    openvino: OpenvinoExecutor, tmp_path: Path
+) -> None:
+    table = np.zeros((1000, 100), np.float32)
+    reads = {"reads": ["w", "x"]}
+    model = artifact_from(one_node("Gather", {"x": ("int64", (3,))}, weights={"w": table}, **reads), tmp_path)
+    options = ExecutorOptions(name="openvino")
+    stated = [
+        openvino.stated_bytes(bound_of(replace(plan, executor=options), [model]))
+        for lanes in (1, 2)
+        for plan in [
+            plan_of([model], [()], [[Member(0, one, 0)] for one in range(lanes)], replicas=lanes, lanes=lanes)
+        ]
+    ]
+    assert 2 * table.nbytes < stated[0] < 2.2 * table.nbytes + (1 << 21)
+    assert 3 * table.nbytes < stated[1] < 3.2 * table.nbytes + (1 << 22)
+
+
+def test_without_onnxruntime_a_run_beyond_32_bits_fails_and_says_what_to_install(
+    openvino: OpenvinoExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = negation(tmp_path)
+    plan = plan_of([model], [()], [[Member(0, 0, 0)]])
+    bound = load(openvino, replace(plan, executor=ExecutorOptions(name="openvino")), [model])
+    monkeypatch.setitem(sys.modules, "stageloom.edge_agent.executor.onnx.executor", None)
+    with pytest.raises(ExecutorError, match="so large, and onnxruntime, which does, is missing"):
+        negated(openvino, bound, np.array([1, 1 << 40, 3]))
