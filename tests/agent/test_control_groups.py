@@ -77,13 +77,13 @@ def test_a_plan_reckons_with_as_many_cores_as_it_has_the_time_of(
 
 def test_with_a_quota_lanes_keep_to_no_core() -> None:
     """Every container with a quota would choose the same."""
-    plan = auto_plan(CHOICES, {}, ONNX, (0, 1), pinned=False)
+    plan = auto_plan(CHOICES, [{}, {}], ONNX, (0, 1), pinned=False)
     assert plan.lanes == 2 and not any(plan.cores_of(lane) for lane in range(plan.lanes))
-    assert auto_plan(CHOICES, {}, ONNX, (0, 1)).cores_of(1) == (1,)
+    assert auto_plan(CHOICES, [{}, {}], ONNX, (0, 1)).cores_of(1) == (1,)
 
 
 def test_an_express_lane_stays_one_where_lanes_keep_to_no_core() -> None:
-    times = {CHOICES[0].artifact: {ONNX: 0.001}, CHOICES[1].artifact: {ONNX: 0.1}}
+    times = [{ONNX: 0.001}, {ONNX: 0.1}]
     kept = auto_plan(CHOICES, times, ONNX, (0, 1), whole=True)
     assert express_of(kept) == {0}
     plan = auto_plan(CHOICES, times, ONNX, (0, 1), whole=True, pinned=False)

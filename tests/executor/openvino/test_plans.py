@@ -196,8 +196,8 @@ def test_the_weights_of_a_session_in_its_place_are_stated_once_for_all_copies(
     openvino: OpenvinoExecutor, tmp_path: Path
 ) -> None:
     table = np.zeros((1000, 100), np.float32)
-    reads = {"reads": ["w", "x"]}
-    model = artifact_from(one_node("Gather", {"x": ("int64", (3,))}, weights={"w": table}, **reads), tmp_path)
+    gather = one_node("Gather", {"x": ("int64", (3,))}, weights={"w": table}, reads=["w", "x"])
+    model = artifact_from(gather, tmp_path)
     options = ExecutorOptions(name="openvino")
     stated = [
         openvino.stated_bytes(bound_of(replace(plan, executor=options), [model]))
