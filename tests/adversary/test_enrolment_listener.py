@@ -18,6 +18,8 @@ from stageloom.shared.messages.base import RefusalCode, Refused
 from tests.enrolment.rig import EnrolmentRig, enrolling
 from tests.link.rig import Wire, heartbeat, wait_until
 
+pytestmark = pytest.mark.more
+
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnrolmentRig]:
@@ -84,7 +86,6 @@ VISITS: list[Callable[[EnrolmentRig], socket.socket]] = [
 ]
 
 
-@pytest.mark.more
 @pytest.mark.promise("stranger-gets-zeromq-socket")
 def test_connections_that_ask_nothing_end_within_their_limits(rig: EnrolmentRig) -> None:
     with ExitStack() as opened:

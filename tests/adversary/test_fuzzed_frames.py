@@ -18,6 +18,8 @@ from tests.link.samples import MESSAGES
 from tests.link.test_codec import CORPUS
 from tests.link.test_messages import _types
 
+pytestmark = pytest.mark.more
+
 FRAMES = 400
 """A lane."""
 
@@ -93,7 +95,6 @@ def is_let_in(rig: Rig, bad: Device) -> bool:
     return isinstance(answer, control.HeartbeatAck) or isinstance(bad.hello(), control.Welcome)
 
 
-@pytest.mark.more
 @pytest.mark.promise("extreme-field-message-taken")
 @pytest.mark.timeout(300)
 def test_frames_that_mean_harm_are_the_senders_own(rig: Rig) -> None:

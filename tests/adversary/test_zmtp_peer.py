@@ -20,6 +20,8 @@ from stageloom.shared.keyfile import KeyPair
 from stageloom.shared.messages import control
 from tests.link.rig import LANES, Rig, Wire, heartbeat, running
 
+pytestmark = pytest.mark.more
+
 BURSTS = 25
 PER_BURST = 40  # more than any receive queue holds, and few enough for a PING in each 8 KiB that libzmq reads
 
@@ -156,7 +158,6 @@ def test_a_flood_of_handshakes_stops_no_device(visit: Callable[[Rig, str], socke
             assert isinstance(wire.reply(), control.HeartbeatAck)
 
 
-@pytest.mark.more
 @pytest.mark.promise("key-connects-too-often")
 def test_a_key_that_connects_too_often_is_left_waiting_and_others_are_not() -> None:
     with running("bad", "good") as (rig, (bad, good)), ExitStack() as opened:

@@ -12,6 +12,8 @@ from benchmarks.learning.attribution_run import DECIDING, HEADLINE, deciding_row
 from benchmarks.learning.deciding import CLUSTERS, WAYS, Choose, Log, best_pair, clusters_of, held
 from tests.benchmarks.test_attribution import PROBLEM, Counting, rows_of
 
+pytestmark = pytest.mark.more
+
 MODELS = 2
 KINDS = np.array([[1.6, 0.4], [0.4, 1.6]])
 """Arrivals of two models, over their means."""

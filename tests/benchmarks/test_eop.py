@@ -86,6 +86,7 @@ def test_patterns_predict_what_the_rooflines_say() -> None:
     assert eop(fitted).seconds == pytest.approx(eop(problem).seconds, rel=0.05)
 
 
+@pytest.mark.more
 def test_the_search_is_timed_with_every_splitter_on_every_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.eop.search_time.BATCHES", (1,))
     report = Report("eop")
@@ -99,6 +100,7 @@ def test_table_5_as_printed_is_not_all_of_ratios() -> None:
     assert [name for name, holds in sums.items() if not holds] == ["tanh", "multiply"]
 
 
+@pytest.mark.more
 def test_three_times_the_layers_take_three_times_as_long() -> None:
     found = [one for one in figure_10(PAIR, (1, 3)) if "layers" in one.claim]
     assert [one.holds for one in found] == [False, False]

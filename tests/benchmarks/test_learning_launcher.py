@@ -33,6 +33,8 @@ from stageloom.shared.bound import bind
 from tests.engine.plans import chains
 from tests.twin.cases import measured
 
+pytestmark = pytest.mark.more
+
 DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -189,7 +191,6 @@ def test_the_heaviest_are_refused_until_the_rest_fits(
     assert refusing_heaviest(rates, (0.3, 0.1, 0.1)) == paces
 
 
-@pytest.mark.more
 def test_a_cell_compares_every_contestant_with_the_fixed_rule_on_other_arrivals_than_chose() -> None:
     seeds: list[int] = []
 

@@ -16,6 +16,8 @@ from tests.e2e.networks import rows, write_heavy
 from tests.fault_proxy import FaultProxy
 from tests.planner.processes import until
 
+pytestmark = pytest.mark.more
+
 
 class Path4:
     """One proxy for each of the planner's four sockets."""

@@ -16,6 +16,8 @@ from tests.e2e.fleet import PATIENCE_S, Device, Fleet
 from tests.e2e.networks import rows, write_heavy
 from tests.scratch import resize_disk, small_disk
 
+pytestmark = pytest.mark.more
+
 _DISK_BYTES = 4 << 20
 _ENOUGH_BYTES = 64 << 20
 _NUMBERS = count(1)
@@ -115,7 +117,6 @@ def test_a_disk_that_others_fill_in_mid_transfer_stops_neither_serving_nor_the_n
 
 
 @pytest.mark.promise("disk-artifact-fit-fills")
-@pytest.mark.more
 def test_a_disk_that_is_full_once_the_artifact_has_come_holds_the_plan_back_and_says_so(
     cramped: Device, large: str
 ) -> None:

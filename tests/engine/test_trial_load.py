@@ -19,6 +19,7 @@ def test_a_plan_against_itself_gives_no_gain_under_load(load: float) -> None:
     assert sum(result.verdict is Verdict.NO_GAIN for result in results) >= 19
 
 
+@pytest.mark.more
 def test_with_the_confidence_of_one_look_it_would_often_be_decided_on() -> None:
     """The simulation can fail."""
     loose = TrialConfig(confidence=0.95, gain=0.0)
@@ -26,6 +27,7 @@ def test_with_the_confidence_of_one_look_it_would_often_be_decided_on() -> None:
     assert sum(result.verdict is Verdict.NO_GAIN for result in results) <= 16
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("load", [0.25, 0.9, 1.1])
 def test_a_plan_5_percent_worse_is_never_committed_under_load(load: float) -> None:
     assert all(result.verdict is not Verdict.COMMIT for result in verdicts(load, NARROW, WORSE, 20))

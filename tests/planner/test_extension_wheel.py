@@ -22,6 +22,8 @@ from tests.planner.world import World
 from tests.shared.strangers import install
 from tests.store.migrated import begin_migrated
 
+pytestmark = pytest.mark.more
+
 SOURCE = ROOT / "examples" / "extension"
 
 
@@ -62,7 +64,6 @@ def world(tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch) -> I
         yield World(config.data_dir, planner.store)
 
 
-@pytest.mark.more
 @pytest.mark.promise("stranger-s-scheduler-by-name")
 def test_a_strangers_scheduler_is_used_by_name_and_a_broken_one_stops_nothing(
     world: World, capsys: pytest.CaptureFixture[str]
@@ -108,7 +109,6 @@ def refused(create: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.promise("stranger-s-scheduler-by-name")
-@pytest.mark.more
 def test_neither_command_line_imports_what_others_add(installed: Path) -> None:
     program = (
         "import sys; from stageloom.edge_agent.cli.app import app; from stageloom.planner.cli.app import app;"

@@ -11,6 +11,8 @@ import pytest
 
 from tests.planner.processes import ROOT, PlannerProcess, environment, plan_file
 
+pytestmark = pytest.mark.more
+
 LEFT_OUT = ("ray", "numba", "llvmlite", "torch")
 """Packages of the extras `planner` and `learn` alone."""
 
@@ -60,7 +62,6 @@ def test_models_are_imported_and_plans_searched_on_the_local_pool(
     assert "pip install 'stageloom[planner]'" in said[0]
 
 
-@pytest.mark.more
 def test_a_contest_is_judged_by_the_reference_twin(
     planner: PlannerProcess, without: str, model_file: Path, tmp_path: Path
 ) -> None:

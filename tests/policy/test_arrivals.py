@@ -23,6 +23,7 @@ def fed(rate_per_s: float, seconds: float, rng: Random) -> Arrivals:
     return arrivals
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("rate_per_s", "tasks"), [(0.5, 5.0), (1.0, 10.0), (6.0, 25.0), (40.0, 80.0)])
 def test_the_rate_of_late_is_off_by_one_over_the_root_of_its_tasks(rate_per_s: float, tasks: float) -> None:
     """Of ten seconds, of 25 tasks, or of two seconds, whichever comes first, but two seconds at least."""

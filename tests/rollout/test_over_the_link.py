@@ -53,6 +53,7 @@ def state(home: Path, name: str, wanted: str, **numbers: int) -> Callable[[], bo
     return holds
 
 
+@pytest.mark.more
 @pytest.mark.promise("rollout-goes-on-after-kill")
 @pytest.mark.parametrize("devices", [8, pytest.param(50, marks=pytest.mark.full)])
 def test_a_good_version_reaches_all_and_a_bad_one_stops_by_itself(tmp_path: Path, devices: int) -> None:

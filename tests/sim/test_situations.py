@@ -100,6 +100,7 @@ def test_restored_database_starts_an_epoch_and_converges(seed: int) -> None:
         assert made.agent.core.report().active == c.digest
 
 
+@pytest.mark.more
 @pytest.mark.promise("rolled-back-device-reports")
 @pytest.mark.parametrize(
     "nature",

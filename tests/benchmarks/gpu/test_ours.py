@@ -10,6 +10,8 @@ from stageloom.edge_agent.executor.torch.builder import Effort
 from tests.benchmarks.gpu.tiny import subject_of
 from tests.executor.torch.simulated import SimulatedGraphDevice
 
+pytestmark = pytest.mark.more
+
 
 def test_what_loading_a_plan_shows_of_operators_reaches_the_schedulers(
     monkeypatch: pytest.MonkeyPatch,

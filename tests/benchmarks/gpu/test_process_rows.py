@@ -16,6 +16,8 @@ from benchmarks.gpu.process_rows import PART, _by_turns, _service, add_process_r
 from benchmarks.gpu.results import Deadline, Results, Skip, quick_settings
 from tests.benchmarks.gpu.tiny import subject_of
 
+pytestmark = pytest.mark.more
+
 SETTINGS = replace(quick_settings("cpu", "torch_cpu"), models=("squeezenet",))
 
 
@@ -34,7 +36,6 @@ def test_jax_computes_what_torch_does(name: str) -> None:
     assert subject.error_of(np.asarray(logits)) < 1e-4
 
 
-@pytest.mark.more
 def test_rows_of_jax_and_of_processes_are_measured_or_say_why_not(tmp_path: Path) -> None:
     results = Results(None)
     add_process_rows(results, Device(), [subject_of("squeezenet")], SETTINGS, Deadline(600.0), tmp_path)
@@ -58,7 +59,6 @@ def test_without_time_or_processes_rows_say_so(tmp_path: Path) -> None:
         assert {row["skipped"] for row in results.report.rows} == {why}
 
 
-@pytest.mark.more
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
 def test_a_process_that_dies_is_no_figure() -> None:
     with pytest.raises(RuntimeError, match="ended before it was ready"):

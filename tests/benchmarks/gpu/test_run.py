@@ -25,6 +25,8 @@ from benchmarks.gpu.table import Table
 from benchmarks.runner import readable
 from tests.benchmarks.gpu.tiny import subject_of
 
+pytestmark = pytest.mark.more
+
 ALL_PARTS = {"correctness", "probe", "table fp32", "distance", "concurrency", "serving"}
 
 
@@ -36,7 +38,6 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.more
 def test_all_parts_run_on_the_host_and_no_row_fails(tmp_path: Path) -> None:
     settings = replace(
         quick_settings("cpu", "torch_cpu"),

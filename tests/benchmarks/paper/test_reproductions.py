@@ -56,6 +56,7 @@ def _marked(one: Reproduction) -> Any:
     )
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("one", [_marked(one) for one in CATALOGUE])
 def test_a_reproduction_finds_claims_with_reasons_and_what_to_draw(one: Reproduction) -> None:
     found = one.reproduce(TINY)
