@@ -44,6 +44,7 @@ def alarmed(agent: AgentProcess) -> bool:
     return any("alarm: " in problem for problem in agent.now().problems)
 
 
+@pytest.mark.more
 @pytest.mark.promise("without-planner-device-plans")
 def test_a_burst_is_answered_by_a_local_plan_which_a_kill_takes_back(tmp_path: Path) -> None:
     """1. Tasks pile up behind a launch interval that is far too long; the agent may re-plan by itself.

@@ -118,6 +118,7 @@ def until_verdict(agent: AgentProcess) -> str:
     return agent.until(lambda s: s.link.desired_state in verdicts, "a verdict").link.desired_state
 
 
+@pytest.mark.more
 @pytest.mark.promise("real-processes-worse-rejected")
 def test_worse_plan_is_rejected_under_load_and_no_task_is_lost(
     home: Path, library: Path, chain: Artifact
@@ -135,6 +136,7 @@ def test_worse_plan_is_rejected_under_load_and_no_task_is_lost(
         assert status.trial is None
 
 
+@pytest.mark.more
 @pytest.mark.promise("real-processes-worse-rejected")
 def test_plan_against_itself_gives_no_gain(home: Path, library: Path, chain: Artifact) -> None:
     twin = plan_for({"chain": chain}, queue=QueuePlan(max_tasks=200))  # the same steps, another digest
@@ -193,6 +195,7 @@ def test_plan_on_another_executor_is_tried_against_the_one_that_runs(
         assert status.plan.digest == (other if verdict == "committed" else fast(chain)).ref.digest
 
 
+@pytest.mark.more
 @pytest.mark.promise("real-processes-worse-rejected")
 @pytest.mark.parametrize("victim", ["engine", pytest.param("agent", marks=pytest.mark.full)])
 def test_plan_under_which_a_process_dies_is_rejected_and_never_tried_again_at_boot(

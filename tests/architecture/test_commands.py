@@ -71,6 +71,7 @@ def explained() -> dict[str, tuple[int, str, str]]:
     return found
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("module", BENCHMARKS)
 def test_a_benchmark_explains_itself(module: str, explained: dict[str, tuple[int, str, str]]) -> None:
     code, err, text = explained[module]

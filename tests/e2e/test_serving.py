@@ -120,6 +120,7 @@ def _grown(ended: dict[int, tuple[str, Any]]) -> Callable[[], bool]:
     return lambda: len(ended) > enough
 
 
+@pytest.mark.more
 @pytest.mark.promise("swaps-between-plans-other")
 def test_push_of_a_plan_with_other_blocks_under_load_loses_no_task(
     device: Device, files: dict[str, Path]

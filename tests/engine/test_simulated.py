@@ -125,6 +125,7 @@ def test_hazard_check_notices_a_needless_dependency() -> None:
     assert "not the exact set" in caught
 
 
+@pytest.mark.more
 @pytest.mark.promise("simulator-catches-planted-defects")
 def test_memory_notices_an_output_that_is_not_staged() -> None:
     def spoil(action: Action) -> Action:

@@ -152,6 +152,7 @@ def answers(engine: InProcessEngine, tasks: int = 6) -> dict[tuple[str, int, str
     return found
 
 
+@pytest.mark.more
 @pytest.mark.promise("executors-side-by-side")
 @pytest.mark.parametrize("names", SIDE_BY_SIDE, ids="+".join)
 @pytest.mark.parametrize("seed", [0, *(pytest.param(one, marks=pytest.mark.full) for one in (1, 2))])

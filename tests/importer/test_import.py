@@ -22,11 +22,13 @@ from tests.importer.models import built_here, feeds_for, info, model_of, run, va
 
 SMALL_LIGHT = ["light_densenet121", "light_inception_v1", "light_inception_v2", "light_shufflenet",
                "light_squeezenet"]  # fmt: skip
+SLOW_LIGHT = ["light_densenet121", "light_inception_v2"]
 LARGE_LIGHT = ["light_bvlc_alexnet", "light_resnet50", "light_vgg19", "light_zfnet512"]
 
 
 def _light(name: str) -> object:
-    return pytest.param(name, marks=[pytest.mark.full] if name in LARGE_LIGHT else [])
+    later = [pytest.mark.more] if name in SLOW_LIGHT else []
+    return pytest.param(name, marks=[pytest.mark.full] if name in LARGE_LIGHT else later)
 
 
 @pytest.mark.promise("old-files-gain-phantom")

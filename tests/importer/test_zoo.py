@@ -39,6 +39,7 @@ def _built(name: str, width: float = 1.0) -> Built:
     return build_graph(model, infer_values(model), parse_borders(carried))
 
 
+@pytest.mark.more
 @pytest.mark.promise("parameters-gflop-fused-units")
 @pytest.mark.parametrize(
     ("name", "parameters_m", "gflop", "units", "path"),

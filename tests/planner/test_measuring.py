@@ -62,6 +62,7 @@ def answers(wanted: control.StageProfileRequest, environment: str) -> Iterator[A
         )
 
 
+@pytest.mark.more
 def test_what_could_still_win_is_measured_wins_and_is_not_asked_for_again(rig: Rig, tmp_path: Path) -> None:
     """1. The formula sees no gain in it. 2. It is hoped for and measured. 3. It is chosen, and sure."""
     create = (

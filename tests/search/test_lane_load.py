@@ -25,12 +25,14 @@ def mean_wait_s(lanes: int, load: float, by_deadline: bool = False) -> float:
     )
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("load", [0.25, 0.5, 0.8])
 @pytest.mark.parametrize("by_deadline", [False, True])
 def test_one_lane_waits_as_pollaczek_and_khinchine_say(load: float, by_deadline: bool) -> None:
     assert mean_wait_s(1, load, by_deadline) == pytest.approx(load / (2.0 * (1.0 - load)), rel=0.04)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("load", [0.5, 0.8])
 def test_two_lanes_wait_as_crommelin_says(load: float) -> None:
     """M/D/2 mean waits: Crommelin's formula, sum over i of exp(-i a) sums of Poisson terms, a = 2 load."""
