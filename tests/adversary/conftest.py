@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.adversary.rig import Rig
-from tests.store.conftest import clock, emptied, migrated_file, migration, postgres, store
+from tests.store.conftest import clock, emptied, migrated_file, migrated_schema, migration, postgres, store
 
-__all__ = ["clock", "migrated_file", "migration", "postgres", "store"]
+__all__ = ["clock", "migrated_file", "migrated_schema", "migration", "postgres", "store"]
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.full)])
