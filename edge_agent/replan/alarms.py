@@ -175,7 +175,10 @@ class Alarms:
         if firing is None:
             return None
         if regime <= self._regime_factor:
-            self._asked = _Asked(structure, self._regime.chosen_for, seen.at_s, *self._regime.of_late)
+            late = self._regime.of_late
+            self._asked = _Asked(structure, self._regime.chosen_for, seen.at_s, *late)
+            if self._regime.chosen_for is None:  # else it would be learned with what came before the alarm
+                self._regime.chose(*late)
             return Fired(firing=firing, loads=self.loads(seen))
         self._asked = None
         self._returns.left(self._regime.chosen_for, structure, self._service_s, seen.at_s)

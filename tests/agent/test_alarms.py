@@ -332,6 +332,18 @@ def test_arrivals_that_moved_are_told_while_a_plan_is_on_trial_and_nothing_else_
     assert device.run(20.0, DAY) == [], "the agent itself measures, or guards a plan"
 
 
+def test_arrivals_that_an_alarm_told_of_are_no_others_later_where_none_were_known_before() -> None:
+    """A device that started twenty seconds ago would learn what came then together with what came since."""
+    device = Device()
+    assert device.run(20.0, {"a": 5.0, "b": 5.0}) == []
+    (fired,) = device.run(3.0, {"a": 60.0, "b": 5.0})
+    assert fired.firing.cause in (Cause.VARIANCE, Cause.OLDEST_AGE)
+    device.trying = True
+    assert device.run(60.0, {"a": 60.0, "b": 5.0}) == []
+    (down,) = device.run(60.0, {"a": 5.0, "b": 5.0})
+    assert down.firing.cause is Cause.REGIME
+
+
 def test_an_alarm_waits_until_it_can_tell_how_much_comes_since_more_does() -> None:
     """Queues diverge at once; of ten seconds half would be those before."""
     device = Device()
