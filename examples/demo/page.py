@@ -113,9 +113,11 @@ class Chart:
         for at, text in sorted(moments):
             self.axes.axvline(at, **_DASHED)
             begin = (at - low) / (high - low)
-            row = next((row for row, end in enumerate(ends) if end <= begin), len(ends))
-            ends[row : row + 1] = [begin + _CHARACTER * (len(text) + 1)]
             late = begin > _LATE  # its text would leave the chart
+            width = _CHARACTER * (len(text) + 1)
+            left = begin - width if late else begin
+            row = next((row for row, end in enumerate(ends) if end <= left), len(ends))
+            ends[row : row + 1] = [left + width]
             place = (begin - 0.006 if late else begin + 0.006, 0.97 - 0.1 * row)
             side: Any = {"va": "top", "ha": "right" if late else "left"}
             self.axes.text(*place, text, transform=self.axes.transAxes, in_layout=False, **side)

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
+from matplotlib.figure import Figure
 from msgspec import structs
 
 from benchmarks.pays.intervals import Tasks
 from examples.demo.checks import SCHEMA, check
-from examples.demo.page import render
+from examples.demo.page import Chart, render
 from examples.demo.report import (
     AFTER,
     BEFORE,
@@ -308,3 +309,15 @@ def test_the_page_draws_the_busiest_window_of_the_trace_measured_and_planned() -
     page = render(sound_report() | {"timeline": found})
     assert page.count("one block 0, operators 0-3") == len(found)
     assert "lane 0 stream 0, planned" in page
+
+
+@pytest.mark.parametrize("second_s", [31.0, 45.0, 60.0, 75.0, 95.0])
+def test_texts_of_neighbouring_moments_stand_in_rows_of_their_own_where_they_would_touch(
+    second_s: float,
+) -> None:
+    """Late texts end at their moment: they reach back to the one before."""
+    axes = Figure(figsize=(6.0, 3.0)).subplots()
+    axes.set_xlim(0.0, 100.0)
+    Chart([axes]).marks([(70.0, "new plan"), (second_s, "act three")])
+    one, other = (text.get_window_extent() for text in axes.texts)
+    assert not one.overlaps(other)
