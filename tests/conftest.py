@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 
 # The same examples in every run: what fails fails for a change. `make test-full` draws new ones.
-settings.register_profile("same", derandomize=True)
+settings.register_profile("same", derandomize=True, deadline=None)  # how long an example takes is no promise
 settings.load_profile("same")
 
 # Hundreds of tests start processes of their own, and each would compile all that it imports.
