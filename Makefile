@@ -39,11 +39,11 @@ setup: $(VENV)/.installed ## Build .venv with everything that demo and tests nee
 demo: setup ## Planner, agent and three clients on this machine; the report lands in var/demo/
 	$(BIN)/python -m examples.demo
 
-test: setup ## The test suite, under 10 minutes on 2 cores
+test: setup ## The test suite, some ten minutes on 2 cores
 	$(BIN)/python -m pytest $(PLUGINS) -n $(WORKERS) --dist loadfile -m '$(USUAL)' || \
 		$(BIN)/python -m pytest $(PLUGINS) $(ALONE) -m '$(USUAL)'
 
-test-more: setup ## What it leaves out: floods, power cuts, killed planners, planted defects, trainings as commands
+test-more: setup ## What it leaves out: floods, power cuts, full disks, statistics, killed planners, planted defects, trainings as commands
 	$(BIN)/python -m pytest $(PLUGINS) -n $(WORKERS) --dist loadfile -m '$(MORE)' || \
 		$(BIN)/python -m pytest $(PLUGINS) $(ALONE) -m '$(MORE)'
 
