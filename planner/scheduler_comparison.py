@@ -8,9 +8,9 @@ from operator import mul
 from stageloom.planner.replan.predict import block_costs
 from stageloom.planner.schema.replan import TrialInfo
 from stageloom.planner.schema.scheduler import ComparedScheduler
-from stageloom.planner.store.replans import trial_infos
 from stageloom.planner.store.store import ReadStore
 from stageloom.planner.store.telemetry import telemetry_rows
+from stageloom.planner.store.trials import trial_infos
 from stageloom.shared.bound import bind
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.telemetry import RowKind, StageProfileResult

@@ -23,9 +23,10 @@ from stageloom.edge_agent.bench.times_alone import EXECUTOR_OF
 from stageloom.planner.schema.replan import ReplanInfo, TrialInfo
 from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.plans import plan_info
-from stageloom.planner.store.replans import replan_infos, trial_infos
+from stageloom.planner.store.replans import replan_infos
 from stageloom.planner.store.tables import AlarmRow
 from stageloom.planner.store.telemetry import telemetry_rows
+from stageloom.planner.store.trials import trial_infos
 from stageloom.planner.twin.compiled import compile_ahead
 from stageloom.planner.twin.compiled.compile_cache import is_compiled
 from stageloom.shared.errors import ExitCode

@@ -21,9 +21,10 @@ from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.generations import device_of_plan, generation_history
 from stageloom.planner.store.plans import plan_info, plan_names
 from stageloom.planner.store.predictions import LookedAt, considered_plans
-from stageloom.planner.store.replans import replan_infos, trial_infos, trials_of
+from stageloom.planner.store.replans import replan_infos
 from stageloom.planner.store.store import ReadStore
 from stageloom.planner.store.telemetry import telemetry_rows
+from stageloom.planner.store.trials import trial_infos, trials_of
 from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.errors import StageloomError
 from stageloom.shared.ids import DeviceId, Digest

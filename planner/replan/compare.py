@@ -13,9 +13,9 @@ from stageloom.planner.schema.replan import TrialInfo
 from stageloom.planner.schema.trial import BlockPair, StageDrift, TrialComparison
 from stageloom.planner.store.costs import calibration_of
 from stageloom.planner.store.plans import plan_info
-from stageloom.planner.store.replans import trial_infos
 from stageloom.planner.store.store import ReadStore
 from stageloom.planner.store.telemetry import newest_telemetry
+from stageloom.planner.store.trials import trial_infos
 from stageloom.shared.bound import bind
 from stageloom.shared.errors import InputError, NotFoundError
 from stageloom.shared.graph import Graph

@@ -20,11 +20,13 @@ from stageloom.planner.store.costs import kept_schedules, operator_costs
 from stageloom.planner.store.expected import expected_regimes
 from stageloom.planner.store.machines import CHOSEN, NULL, Machine, machine_of, whole_times
 from stageloom.planner.store.models import model_references
+from stageloom.planner.store.plans import plan_wires
 from stageloom.planner.store.policies import fitting_policy
 from stageloom.planner.store.regimes import known_regimes
-from stageloom.planner.store.replans import Begun, begun_replan, committed_plans, plan_wires
+from stageloom.planner.store.replans import Begun, begun_replan
 from stageloom.planner.store.store import ReadStore, Snapshot
 from stageloom.planner.store.telemetry import filed_rows, is_believed, newest_telemetry, oldest_step_timings
+from stageloom.planner.store.trials import committed_plans
 from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId, Digest

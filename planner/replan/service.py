@@ -38,16 +38,14 @@ from stageloom.planner.store.fruitless import fruitless_searches
 from stageloom.planner.store.predictions import keep_considered
 from stageloom.planner.store.profiles import open_requests, request_profile, request_stage_profile
 from stageloom.planner.store.regimes import known_structures
+from stageloom.planner.store.replan_pushes import awaits_trial, is_trying, push_replan
 from stageloom.planner.store.replans import (
     OVERDUE_US,
     OVERTAKEN,
     TOLD_ONCE,
-    awaits_trial,
     begun_replan,
     end_overdue,
     end_replan,
-    is_trying,
-    push_replan,
     unfinished_replans,
 )
 from stageloom.planner.store.store import Store

@@ -1,11 +1,11 @@
 """Plans by name and by digest."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from typing import Final
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from stageloom.planner.schema.outputs import OutputsInfo, OutputsOnDevice
@@ -19,6 +19,10 @@ from stageloom.shared.plan import Plan, decode_plan, plan_text
 
 _MOST_COMPARED: Final = 64
 _MOST_READ: Final = 4096
+
+_WIRES: Final = select(PlanRow.digest, PlanRow.wire).where(
+    PlanRow.digest.in_(bindparam("wanted", expanding=True))
+)
 
 
 def add_plan(session: Session, name: str, plan: Plan, scheduler: str) -> PlanInfo:
@@ -157,3 +161,9 @@ def plan_names(session: Session, plans: Iterable[Digest]) -> dict[Digest, str]:
         .order_by(PlanRow.created_at_us.desc(), PlanRow.name)
     )
     return {Digest(digest): name for digest, name in rows}
+
+
+def plan_wires(session: Session, digests: Collection[Digest]) -> dict[Digest, bytes]:
+    """The wire forms of those plans that are known here."""
+    rows = session.connection().execute(_WIRES, {"wanted": list(digests)})
+    return {Digest(digest): wire for digest, wire in rows}

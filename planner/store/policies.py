@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from stageloom.planner.schema.policy import PolicyInfo, PolicyVerdict
 from stageloom.planner.store.desired import Push, push
-from stageloom.planner.store.replans import change_replan_settings
+from stageloom.planner.store.replan_settings import change_replan_settings
 from stageloom.planner.store.rows import blank_of, known_device, message_of, shown
 from stageloom.planner.store.tables import CheckpointRow
 from stageloom.shared.digest import digest_bytes

@@ -17,9 +17,9 @@ from stageloom.planner.store.generations import ENDS, set_states
 from stageloom.planner.store.machines import store_executor_time, store_machine
 from stageloom.planner.store.parts import store_part_times
 from stageloom.planner.store.profiles import store_profile, store_stage_profile, tell_requests
-from stageloom.planner.store.replans import store_trial_row
 from stageloom.planner.store.rows import insert_rows, read_row, readable, run_on_rows, saturated, sum_of
 from stageloom.planner.store.tables import EventRow, LedgerRow, RollupRow, TelemetryRow
+from stageloom.planner.store.trials import store_trial_row
 from stageloom.planner.store.trusted_time import present_us
 from stageloom.planner.telemetry import (
     Balance,

@@ -25,6 +25,15 @@ MOST_WAITING: Final = 1000  # messages of one webhook
 GIVE_UP_US: Final = 86_400_000_000
 """A message this old goes when it fails once more."""
 
+_FIELDS: Final = {
+    WebhookEvent.ALARM: ("boot", "number", "at_us", "cause", "value", "threshold", "plan"),
+    WebhookEvent.VERDICT: (
+        *("epoch", "generation", "origin", "how", "verdict", "figure", "candidate", "control", "ratio"),
+        *("ratio_low", "ratio_high", "pairs", "began_us", "decided_us", "reason"),
+    ),
+}
+"""What is told of each; see docs/webhooks.md."""
+
 _FIRST_US: Final = 5_000_000
 _LONGEST_US: Final = 3_600_000_000
 
@@ -125,6 +134,11 @@ def tell_webhooks(session: Session, event: WebhookEvent, device: str, data: Mapp
         waiting = select(func.count()).where(WebhookMessageRow.webhook == row.name)
         if (session.scalar(waiting) or 0) > MOST_WAITING:
             _drop_one(session, row)
+
+
+def told_of(event: WebhookEvent, message: msgspec.Struct) -> dict[str, object]:
+    """What a webhook is told of an alarm or of a trial's end, by the names that the message has."""
+    return {field: getattr(message, field) for field in _FIELDS[event]}
 
 
 def _drop_one(session: Session, row: WebhookRow) -> None:

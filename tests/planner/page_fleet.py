@@ -31,7 +31,7 @@ from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan
 from stageloom.planner.store.predictions import keep_considered
 from stageloom.planner.store.profiles import request_profile
-from stageloom.planner.store.replans import push_replan
+from stageloom.planner.store.replan_pushes import push_replan
 from stageloom.shared.artifact import pack_artifact
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.graph import Graph

@@ -13,7 +13,7 @@ from stageloom.planner.store.desired import Push, push
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan
 from stageloom.planner.store.predictions import keep_considered
-from stageloom.planner.store.replans import push_replan
+from stageloom.planner.store.replan_pushes import push_replan
 from stageloom.planner.store.tables import OperatorCostRow
 from stageloom.shared.bound import bind
 from stageloom.shared.ids import Digest, OpId

@@ -14,7 +14,8 @@ from stageloom.planner.replan.policy import Observation
 from stageloom.planner.schema.replan import ReplanInfo
 from stageloom.planner.store.desired import Push, newest_desired, push
 from stageloom.planner.store.link import LinkStore
-from stageloom.planner.store.replans import change_replan_settings, push_replan
+from stageloom.planner.store.replan_pushes import push_replan
+from stageloom.planner.store.replan_settings import change_replan_settings
 from stageloom.shared.clock import ManualClock, SystemClock
 from stageloom.shared.messages.control import Alarm, ModelLoad
 from tests.replan.drifting import BOOT, InlinePool, planned

@@ -22,7 +22,8 @@ from stageloom.planner.store.desired import Push, adopt_plan, push
 from stageloom.planner.store.labels import change_labels
 from stageloom.planner.store.plans import add_plan, plan_info
 from stageloom.planner.store.profiles import request_profile
-from stageloom.planner.store.replans import push_replan, record_alarm
+from stageloom.planner.store.replan_pushes import push_replan
+from stageloom.planner.store.replans import record_alarm
 from stageloom.planner.store.retention import Retention, tidy
 from stageloom.planner.store.rollouts import (
     abort_rollout,

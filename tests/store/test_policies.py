@@ -12,7 +12,8 @@ from stageloom.planner.store.generations import generation_history, set_states
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan
 from stageloom.planner.store.policies import attach_policy, store_policy
-from stageloom.planner.store.replans import push_replan, replan_settings, set_replan_settings
+from stageloom.planner.store.replan_pushes import push_replan
+from stageloom.planner.store.replan_settings import replan_settings, set_replan_settings
 from stageloom.planner.store.store import Store
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.errors import InputError, RefusedError

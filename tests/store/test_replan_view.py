@@ -19,24 +19,16 @@ from stageloom.planner.store.desired import Push, newest_desired, push
 from stageloom.planner.store.expected import MOST, expected_regimes, keep_expected
 from stageloom.planner.store.generations import set_states
 from stageloom.planner.store.link import LinkStore
-from stageloom.planner.store.plans import add_plan, plan_info
+from stageloom.planner.store.plans import add_plan, plan_info, plan_wires
 from stageloom.planner.store.profiles import request_profile
 from stageloom.planner.store.regime_view import regime_infos
 from stageloom.planner.store.regimes import known_regimes
-from stageloom.planner.store.replans import (
-    awaits_trial,
-    committed_plans,
-    end_overdue,
-    is_trying,
-    plan_wires,
-    push_replan,
-    replan_infos,
-    set_replan_settings,
-    tries_anothers,
-    unfinished_replans,
-)
+from stageloom.planner.store.replan_pushes import awaits_trial, is_trying, push_replan, tries_anothers
+from stageloom.planner.store.replan_settings import set_replan_settings
+from stageloom.planner.store.replans import end_overdue, replan_infos, unfinished_replans
 from stageloom.planner.store.store import Store
 from stageloom.planner.store.tables import GenerationRow, ReplanRow
+from stageloom.planner.store.trials import committed_plans
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.engine.trial import UNDECIDED
 from stageloom.shared.errors import InputError

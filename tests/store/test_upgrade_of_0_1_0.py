@@ -25,9 +25,10 @@ from stageloom.planner.store.events import newest_events
 from stageloom.planner.store.generations import generation_history
 from stageloom.planner.store.models import model_infos
 from stageloom.planner.store.plans import plan_infos
-from stageloom.planner.store.replans import replan_infos, trial_infos
+from stageloom.planner.store.replans import replan_infos
 from stageloom.planner.store.store import ReadStore, Store
 from stageloom.planner.store.telemetry import telemetry_balance, telemetry_rows
+from stageloom.planner.store.trials import trial_infos
 from stageloom.planner.store.used_database import ARTIFACT_FOLDER, DATABASE_FILE
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.ids import DeviceId

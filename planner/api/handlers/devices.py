@@ -37,7 +37,7 @@ from stageloom.planner.store.profiles import (
     request_profile,
     request_stage_profile,
 )
-from stageloom.planner.store.replans import change_replan_settings, replan_settings
+from stageloom.planner.store.replan_settings import change_replan_settings, replan_settings
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.errors import InputError, UnavailableError
 from stageloom.shared.failpoint import failpoint

@@ -19,7 +19,7 @@ from stageloom.planner.schema.replan import ReplanInfo, ReplanListRequest, Repla
 from stageloom.planner.schema.service import WatchRequest
 from stageloom.planner.schema.telemetry import TELEMETRY_PAGE, DeviceTelemetryRequest, RollUp, TelemetryItem
 from stageloom.planner.store.fleet_view import newest_alarms
-from stageloom.planner.store.replans import trial_infos
+from stageloom.planner.store.trials import trial_infos
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.messages.control import Alarm
 from stageloom.shared.messages.telemetry import LatencyHistogram, RowKind, quantile_us

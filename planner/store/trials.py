@@ -1,0 +1,163 @@
+"""Verdicts of trials: rows as devices report them, and which plans they prove; parts of a transaction."""
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+from msgspec.structs import asdict
+from sqlalchemy import and_, bindparam, or_, select
+from sqlalchemy.orm import Session
+
+from stageloom.planner.dispatch.ports import StoredRow
+from stageloom.planner.schema.outputs import OutputsInfo
+from stageloom.planner.schema.replan import TrialInfo
+from stageloom.planner.schema.webhook import WebhookEvent
+from stageloom.planner.store.regimes import keep_regime, known_structures, rolled_back_structures
+from stageloom.planner.store.rows import known_device, message_of
+from stageloom.planner.store.tables import (
+    DeviceRow,
+    GenerationRow,
+    ReplanRow,
+    TrialRow,
+)
+from stageloom.planner.store.webhooks import tell_webhooks, told_of
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages.control import DeviceState
+from stageloom.shared.messages.telemetry import PlanActivated, TrialEnded
+
+_TRIALS: Final = 1000
+
+_COMPARED: Final = ("trial", "proven")
+
+_VERDICTS: Final = (
+    select(
+        TrialRow.candidate,
+        TrialRow.verdict,
+        TrialRow.how,
+        TrialRow.epoch,
+        TrialRow.generation,
+        GenerationRow.state,
+    )
+    .outerjoin(
+        GenerationRow,
+        and_(
+            GenerationRow.device == TrialRow.device,
+            GenerationRow.epoch == TrialRow.epoch,
+            GenerationRow.generation == TrialRow.generation,
+            GenerationRow.digest == TrialRow.candidate,
+        ),
+    )
+    .where(TrialRow.device == bindparam("of"), TrialRow.environment == bindparam("there"))
+    .order_by(TrialRow.decided_us.desc())
+    .limit(_TRIALS)
+)
+
+
+def _of_generation(session: Session, device: DeviceId, epoch: int, generation: int) -> ReplanRow | None:
+    """The re-plan that pushed a generation."""
+    if not generation:
+        return None
+    return session.scalar(
+        select(ReplanRow).where(
+            ReplanRow.device == device, ReplanRow.epoch == epoch, ReplanRow.generation == generation
+        )
+    )
+
+
+def store_trial_row(session: Session, device: DeviceId, row: StoredRow) -> None:
+    """Note a row about a trial or an activation; a repeat changes nothing."""
+    if isinstance(row.data, TrialEnded):
+        _trial_ended(session, device, row, row.data)
+    elif isinstance(row.data, PlanActivated):
+        replan = _of_generation(session, device, row.data.epoch, row.data.generation)
+        if replan is not None and replan.digest == row.data.plan and replan.trigger_to_active_ms is None:
+            replan.trigger_to_active_ms = max(row.at_us - replan.at_us, 0) / 1e3
+
+
+def _trial_ended(session: Session, device: DeviceId, row: StoredRow, ended: TrialEnded) -> None:
+    environment = ended.environment
+    if not environment:  # of an agent that does not tell it: the class of now, which may be another by then
+        owner = session.get(DeviceRow, device)
+        environment = owner.device_class if owner is not None else ""
+    outputs = asdict(ended.outputs) if ended.outputs is not None else None
+    if session.get(TrialRow, (device, row.boot, row.sequence)) is None:
+        told = {**told_of(WebhookEvent.VERDICT, ended), "outputs": outputs}
+        tell_webhooks(session, WebhookEvent.VERDICT, device, told)
+    session.merge(
+        TrialRow(
+            device=device,
+            boot=row.boot,
+            sequence=row.sequence,
+            **{
+                **asdict(ended),
+                "environment": environment,
+                "origin": ended.origin.value,
+                "outputs": outputs,
+            },
+        )
+    )
+    replan = _of_generation(session, device, ended.epoch, ended.generation)
+    if replan is not None and replan.digest == ended.candidate:
+        replan.how = ended.how
+        replan.ratio, replan.ratio_low, replan.ratio_high = ended.ratio, ended.ratio_low, ended.ratio_high
+        replan.pairs, replan.figure = ended.pairs, ended.figure
+        replan.trigger_to_decision_ms = max(ended.decided_us - replan.at_us, 0) / 1e3
+        replan.environment = ended.environment or replan.environment  # what is found out holds for that
+        keep_regime(session, replan, row, ended)
+
+
+def trial_infos(session: Session, device: DeviceId, *, limit: int = 1000) -> list[TrialInfo]:
+    """The device's trials, newest first.
+
+    Raises:
+        InputError: there is no such device.
+    """
+    known_device(session, device)
+    rows = session.scalars(
+        select(TrialRow).where(TrialRow.device == device).order_by(TrialRow.decided_us.desc()).limit(limit)
+    )
+    return [_trial_info(row) for row in rows]
+
+
+def _trial_info(row: TrialRow) -> TrialInfo:
+    outputs = None if row.outputs is None else msgspec.convert(row.outputs, OutputsInfo)
+    return message_of(TrialInfo, row, outputs=outputs)
+
+
+def trials_of(session: Session, plans: Iterable[Digest], environment: str) -> list[TrialInfo]:
+    """Trials of these plans on any device of a class, newest first."""
+    wanted = list(plans)
+    rows = session.scalars(
+        select(TrialRow)
+        .where(
+            TrialRow.environment == environment,
+            or_(TrialRow.candidate.in_(wanted), TrialRow.control.in_(wanted)),
+        )
+        .order_by(TrialRow.decided_us.desc())
+    )
+    return [_trial_info(row) for row in rows]
+
+
+def committed_plans(session: Session, device: DeviceId, environment: str) -> list[Digest]:
+    """Plans whose newest trial on this device in this environment committed, newest first.
+
+    A plan that was ordered, was the first or passed a guard was compared with nothing: that is no trial. If
+    it failed there, that counts. So does that it was rolled back after its trial, be it long after it was
+    committed, or a plan that a re-plan pushed since which differs in launch intervals alone.
+    """
+    rows = session.connection().execute(_VERDICTS, {"of": device, "there": environment})
+    newest: dict[Digest, tuple[int, int] | None] = {}
+    for row in rows:
+        committed = row.verdict == "commit" and row.state != DeviceState.ROLLED_BACK.value
+        if not committed or row.how in _COMPARED:
+            newest.setdefault(Digest(row.candidate), (row.epoch, row.generation) if committed else None)
+    proven = {plan: at for plan, at in newest.items() if at is not None}
+    rolled_back = rolled_back_structures(session, device, environment) if proven else {}
+    if not rolled_back:
+        return list(proven)
+    structures = known_structures(session, proven)
+    return [
+        plan
+        for plan, at in proven.items()
+        if plan not in structures or at > rolled_back.get(structures[plan], (0, -1))
+    ]
