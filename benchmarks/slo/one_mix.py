@@ -31,6 +31,7 @@ from stageloom.edge_agent.bench.rival_settings import (
 from stageloom.edge_agent.bench.runtime_options import RuntimeName
 from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting, kept_times, own_plan
 from stageloom.edge_agent.bench.times_alone import TimesAlone
+from stageloom.edge_agent.machine.control_groups import usable_cores
 from stageloom.shared.engine.windows import PairedLogs
 from stageloom.shared.plan import Plan, plan_text
 
@@ -38,6 +39,7 @@ STAGELOOM = "stageloom"
 REDUCED = "stageloom_bf16"  # the same where bfloat16 is allowed
 _SETTLED = 6  # windows at the two rates around a capacity that is told beside the figures
 _BELOW = 0.7  # of the best rival's capacity, where latencies are compared
+_FIRST = 0.75  # of all that the cores carry: a good contestant is bounded in a few windows from there
 _LOOKING = 0.4  # of the time for capacities, then each contestant's is about known
 _SETTLING = 0.6  # then those of Stageloom's ablations and of the finalists are told
 _SURE = 0.975  # either end of an interval
@@ -204,16 +206,20 @@ class MixMeasurement:
         every = self._effort.every_setting
         return [one for one in (*settings, by_deadline(chosen, cores)) if every or one.name in quick]
 
-    def _first_per_s(self) -> float:
-        """Half of what two cores carry if nothing is ever idle."""
-        busy_s = sum(
-            weight * self.best[model.name][0]
-            for weight, model in zip(self._weights, self._models, strict=True)
-        )
-        return sum(self._weights) / busy_s
+    def _first_per_s(self, *precisions: str) -> float:
+        """Part of what the cores carry if none is ever idle, in float32 or one of these precisions."""
+        busy_s = 0.0
+        for weight, model in zip(self._weights, self._models, strict=True):
+            known = self._services.of(model.name, *precisions)
+            alone_s = (taken for options, taken in known.items() if options.intra_op_threads == 1)
+            busy_s += weight * min(self.best[model.name][0], *alone_s)
+        return _FIRST * len(usable_cores()) * sum(self._weights) / busy_s
 
     def _capacities(self, contest: Contest, families: Mapping[str, Family]) -> dict[str, CapacityFound]:
         found = {name: CapacityFound() for name in contest.names}
+        for name in found:
+            if name == REDUCED or families.get(name) is Family.REDUCED:
+                found[name].first_per_s = self._first_per_s("bf16")  # it may carry several times as much
         first_per_s, rough = self._first_per_s(), self._effort.rough_search
         contest.capacities(found, rough, first_per_s, self._until_s(_LOOKING))
         for name, one in found.items():

@@ -38,9 +38,13 @@ class ContestLoad:
 
 @dataclass
 class CapacityFound:
-    """A contestant's samples by place on the grid, and what they say."""
+    """A contestant's samples by place on the grid, and what they say.
+
+    `first_per_s`: where the search begins for this one; None: where it does for all.
+    """
 
     samples: dict[int, list[WindowCounts]] = field(default_factory=dict)
+    first_per_s: float | None = None
 
     @property
     def per_s(self) -> float:
@@ -168,11 +172,11 @@ class Contest:
         Raises:
             ContestantError: a needed contestant has died.
         """
-        first = rate_index(first_per_s)
         while turn := [
             (name, place)
             for name, one in found.items()
-            if (place := search.next_index(one.samples, first)) is not None
+            if (place := search.next_index(one.samples, rate_index(one.first_per_s or first_per_s)))
+            is not None
         ]:
             if time.monotonic() >= until_s and all(one.samples for one in found.values()):
                 return

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -60,3 +61,21 @@ def test_the_death_of_a_needed_contestant_ends_the_contest() -> None:
     contest = MortalContest("stageloom")
     with pytest.raises(ContestantError, match="stageloom has died"):
         contest.capacities({name: CapacityFound() for name in NAMES}, SEARCH, 10.0)
+
+
+def test_the_search_begins_for_each_where_it_is_told() -> None:
+    class RateContest(MortalContest):
+        rates: ClassVar[dict[str, list[float]]] = {name: [] for name in NAMES}
+
+        def window(self, name: str, rate_per_s: float, number: int) -> WindowResult:
+            self.rates[name].append(rate_per_s)
+            return super().window(name, rate_per_s, number)
+
+    contest = RateContest("nobody")
+    found = {name: CapacityFound() for name in NAMES}
+    found["ort_2x1"].first_per_s = CARRIED_PER_S
+    contest.capacities(found, SEARCH, CARRIED_PER_S / 10)
+    first = {name: rates[0] for name, rates in contest.rates.items()}
+    assert first["ort_2x1"] == pytest.approx(10 * first["stageloom"], rel=0.05)
+    assert len(contest.rates["ort_2x1"]) < len(contest.rates["stageloom"])
+    assert len({one.per_s for one in found.values()}) == 1
