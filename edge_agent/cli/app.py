@@ -18,7 +18,7 @@ from stageloom.edge_agent.machine.doctor import Check
 from stageloom.edge_agent.metrics.settings import check_metrics
 from stageloom.edge_agent.reporting.status import AgentStatus, TrialStatus
 from stageloom.edge_agent.serving.settings import check_settings
-from stageloom.shared.errors import ExitCode, SettingError, StageloomError
+from stageloom.shared.errors import ExitCode, SettingError, StageloomError, UnavailableError
 from stageloom.shared.importer.model_argument import MODEL_METAVAR, parse_model, parse_models, parse_shape
 from stageloom.shared.search.registry import schedulers
 from stageloom.shared.standard_streams import write_any_text
@@ -341,6 +341,8 @@ def trace(
     found = write_trace(directory, socket_of(directory), seconds, out, costs, _say, otlp)
     _print(found, trace_text(found), as_json)
 
+    if "unsent" in found:
+        raise UnavailableError(found["unsent"])
 
 app.command()(bench)
 
