@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -340,9 +341,9 @@ def trace(
     directory = home or default_home()
     found = write_trace(directory, socket_of(directory), seconds, out, costs, _say, otlp)
     _print(found, trace_text(found), as_json)
-
     if "unsent" in found:
         raise UnavailableError(found["unsent"])
+
 
 app.command()(bench)
 
@@ -401,7 +402,7 @@ def install(
     directory.
     """
     from stageloom.shared.systemd import install as systemd
-    from stageloom.shared.systemd.unit import command_line, quoted
+    from stageloom.shared.systemd.unit import quoted
 
     service = systemd.Service(
         name=SERVICE_NAME,
@@ -422,8 +423,8 @@ def install(
         typer.echo(systemd.unit_text(service), nl=False)
         return
     systemd.install(service, _say)
-    join = command_line([systemd.installed_program("stageloom-agent"), "join", "TOKEN", "--home", str(home)])
-    _say(f"next: sudo -u {user} {join}")
+    program = systemd.installed_program("stageloom-agent")
+    _say("next: " + shlex.join(["sudo", "-u", user, program, "join", "TOKEN", "--home", str(home)]))
     _say(f"then: sudo systemctl enable --now {SERVICE_NAME}")
 
 
