@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Final
 
 from stageloom.edge_agent.config import AUTO, AgentConfig, decode_config
 from stageloom.edge_agent.lifecycle.manager import PlanManager
@@ -25,12 +26,16 @@ from stageloom.edge_agent.serving.settings import check_settings
 from stageloom.edge_agent.store import ArtifactStore, HomeLock, StateFile
 from stageloom.shared.errors import ExitCode, SettingError, StageloomError
 from stageloom.shared.session_nice import leads_session, make_session_nice
+from stageloom.shared.systemd.notify import manager_of
 from stageloom.shared.version import __version__
 
 _log = logging.getLogger("stageloom.edge_agent.run")  # not __main__, whatever started it
 
 SWITCH_INTERVAL_S = 0.0005
 """Python's default of 5 ms is what a task would wait while the link's thread decodes a plan."""
+
+BESIDE_IMPORT_S: Final = 300.0
+"""What an import may take beyond its own limit: its artifact is hashed and written."""
 
 
 def main() -> int:
@@ -89,10 +94,19 @@ def _serving_alone(config: AgentConfig) -> Agent:
         ways,
     )
     from stageloom.edge_agent.lifecycle.alone import first_plan, own_models
+    from stageloom.shared.importer.process import limits_in_force
 
-    models = own_models(config, ArtifactStore(config.home_path / "artifacts"), _log.info)
+    manager = manager_of(os.environ)
+    longest_us = round((limits_in_force(os.environ).wall_s + BESIDE_IMPORT_S) * 1e6)
+
+    def progress(line: str) -> None:
+        _log.info(line)
+        manager.send(EXTEND_TIMEOUT_USEC=str(longest_us), STATUS=line)
+
+    models = own_models(config, ArtifactStore(config.home_path / "artifacts"), progress)
     times = ExecutorTimes(StateFile(config.home_path / TIMES_NAME), device_class())
-    plan = first_plan(config, models, times, _log.info)
+    plan = first_plan(config, models, times, progress)
+    manager.close()
     wanted = ways(installed(), len(models.cores), config.precision) if config.executor == AUTO else []
     choice = ExecutorChoice(models, times, plan, wanted) if wanted else None
     return Agent(config, lambda plans: (alone(models.runnable(plan, 1), plans), ()), choice)

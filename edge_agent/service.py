@@ -123,7 +123,7 @@ class Agent:
         self._choice = choice
         self._ways = WayWatch(parts)
         self._counters = _counted(parts) if config.metrics.listen else None
-        self._ledger = TaskLedger(self._counters)
+        self._ledger = TaskLedger(self._counters, lambda: parts.plans.models)
         self._endpoint = Endpoint(
             self.loop,
             self,

@@ -128,6 +128,10 @@ class DispatchFleet:
         """Telemetry rows taken in and not yet committed."""
         return self._server.ask(lambda core: core.backlog_rows)
 
+    def telemetry_failures(self) -> tuple[int, int]:
+        """Batches of telemetry that the store did not take: in all, and since the last that it took."""
+        return self._server.ask(lambda core: core.telemetry_failures)
+
     def token(self, secret: bytes) -> JoinToken:
         """A token that leads here."""
         return JoinToken(

@@ -5,11 +5,13 @@ The packages of the extra `otel` are imported when something is sent.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, Final
 
 from stageloom.shared.errors import UnavailableError
 from stageloom.shared.version import __version__
 
+_MODULES: Final = ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "opentelemetry.sdk.trace")
 _PATH: Final = "/v1/traces"
 _TIMEOUT_S: Final = 10.0
 
@@ -26,23 +28,35 @@ class RecordedSpan:
     children: "tuple[RecordedSpan, ...]" = ()
 
 
+def require_packages() -> None:
+    """Have what `send_spans` imports.
+
+    Raises:
+        UnavailableError: the packages are not installed.
+    """
+    try:
+        for name in _MODULES:
+            import_module(name)
+    except ImportError as error:
+        raise UnavailableError(
+            f"{error.name or error} cannot be imported, which spans need",
+            remedy="pip install 'stageloom[otel]'",
+        ) from error
+
+
 def send_spans(spans: Sequence[RecordedSpan], url: str, service: str) -> int:
     """Send a trace per span to an OTLP collector such as `http://localhost:4318`; how many spans that were.
 
     Raises:
         UnavailableError: the packages are not installed, or the collector did not take all of them.
     """
-    try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
-        from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-    except ImportError as error:
-        raise UnavailableError(
-            f"{error.name or error} cannot be imported, which spans need",
-            remedy="pip install 'stageloom[otel]'",
-        ) from error
+    require_packages()
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
     made = InMemorySpanExporter()
     provider = TracerProvider(
         resource=Resource.create({"service.name": service, "service.version": __version__}),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -18,7 +19,7 @@ from stageloom.edge_agent.machine.doctor import Check
 from stageloom.edge_agent.metrics.settings import check_metrics
 from stageloom.edge_agent.reporting.status import AgentStatus, TrialStatus
 from stageloom.edge_agent.serving.settings import check_settings
-from stageloom.shared.errors import ExitCode, SettingError, StageloomError
+from stageloom.shared.errors import ExitCode, SettingError, StageloomError, UnavailableError
 from stageloom.shared.importer.model_argument import MODEL_METAVAR, parse_model, parse_models, parse_shape
 from stageloom.shared.search.registry import schedulers
 from stageloom.shared.standard_streams import write_any_text
@@ -340,6 +341,8 @@ def trace(
     directory = home or default_home()
     found = write_trace(directory, socket_of(directory), seconds, out, costs, _say, otlp)
     _print(found, trace_text(found), as_json)
+    if "unsent" in found:
+        raise UnavailableError(found["unsent"])
 
 
 app.command()(bench)
@@ -399,7 +402,7 @@ def install(
     directory.
     """
     from stageloom.shared.systemd import install as systemd
-    from stageloom.shared.systemd.unit import command_line, quoted
+    from stageloom.shared.systemd.unit import quoted
 
     service = systemd.Service(
         name=SERVICE_NAME,
@@ -420,8 +423,8 @@ def install(
         typer.echo(systemd.unit_text(service), nl=False)
         return
     systemd.install(service, _say)
-    join = command_line([systemd.installed_program("stageloom-agent"), "join", "TOKEN", "--home", str(home)])
-    _say(f"next: sudo -u {user} {join}")
+    program = systemd.installed_program("stageloom-agent")
+    _say("next: " + shlex.join(["sudo", "-u", user, program, "join", "TOKEN", "--home", str(home)]))
     _say(f"then: sudo systemctl enable --now {SERVICE_NAME}")
 
 

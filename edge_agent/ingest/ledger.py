@@ -4,8 +4,9 @@ Pure: it decides nothing, it only refuses to end a task twice and counts. At all
 submitted = completed + refused + failed + cancelled + expired + open.
 """
 
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from msgspec import Struct
 
@@ -16,6 +17,12 @@ from stageloom.shared.messages.telemetry import LatencyHistogram, latency_bucket
 
 UNKNOWN_MODEL = "unknown"
 """Under which tasks are counted that name no model of the plan."""
+
+OTHER_MODELS = "(others)"
+"""Under which the totals of models are added up that gave their place up; no model is called so."""
+
+MOST_MODELS: Final = 96
+"""Models with totals of their own: a plan has 64 at most, and the agent's status is one packet."""
 
 
 @dataclass(slots=True)
@@ -97,7 +104,9 @@ class TaskTimes(Protocol):
 class TaskLedger:
     """All open tasks of all applications."""
 
-    def __init__(self, times: TaskTimes | None = None) -> None:
+    def __init__(self, times: TaskTimes | None = None, served: Callable[[], Container[str]] = tuple) -> None:
+        """`served` tells the models of the active plan: others give their places up when one is wanted."""
+        self._served = served
         self._times = times
         self._next = 1
         self._open: dict[TaskId, OpenTask] = {}
@@ -149,7 +158,20 @@ class TaskLedger:
         return taken
 
     def _totals_of(self, model: str) -> TaskTotals:
+        if len(self.totals) >= MOST_MODELS:
+            self._give_up_oldest()
         return self.totals.setdefault(model, TaskTotals(model=model))
+
+    def _give_up_oldest(self) -> None:
+        """Add the totals of the oldest model that is served no more to those of `OTHER_MODELS`."""
+        served, others = self._served(), self.totals.pop(OTHER_MODELS, TaskTotals(model=OTHER_MODELS))
+        for name, totals in self.totals.items():
+            if name not in served and name != UNKNOWN_MODEL and not totals.open:
+                for count in TaskTotals.__struct_fields__[1:]:
+                    setattr(others, count, getattr(others, count) + getattr(totals, count))
+                del self.totals[name]
+                break
+        self.totals[OTHER_MODELS] = others
 
     def _interval_of(self, model: str) -> Interval:
         return self._interval.setdefault(model, Interval(TaskTotals(model=model)))

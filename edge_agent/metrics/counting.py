@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from stageloom.edge_agent.ingest.ledger import MOST_MODELS
 from stageloom.edge_agent.lifecycle import events as ev
 from stageloom.edge_agent.lifecycle.shell import Link
 from stageloom.edge_agent.reporting.status import LinkStatus
@@ -17,9 +18,6 @@ from stageloom.edge_agent.serving.request_counts import RequestSeconds, decode_r
 from stageloom.shared.engine.trial import Verdict
 from stageloom.shared.messages.telemetry import Event, PlanActivated, RowData, StepTimings, TrialEnded
 from stageloom.shared.metrics import CountedSeconds
-
-MOST_MODELS: Final = 256
-"""Models whose times are kept; of others only that they are there is told."""
 
 _PER_PAGE: Final = 32  # models, so that a page fits a packet of the local socket
 _BESIDE_REQUESTS: Final = 8  # models: the protocol has some 40 methods, each with one histogram

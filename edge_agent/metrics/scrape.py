@@ -6,8 +6,9 @@ from typing import Any, Final
 import msgspec
 
 from stageloom.edge_agent.ingest.channel import ask
+from stageloom.edge_agent.ingest.ledger import OTHER_MODELS
 from stageloom.edge_agent.ingest.messages import AskMetrics, MetricsPage
-from stageloom.edge_agent.metrics.counting import MOST_MODELS, AgentFigures, ModelSeconds
+from stageloom.edge_agent.metrics.counting import AgentFigures, ModelSeconds
 from stageloom.edge_agent.reporting.status import AgentStatus, LinkStatus, ask_status
 from stageloom.edge_agent.serving.request_counts import RequestSeconds
 from stageloom.shared.engine.steps import Outcome
@@ -64,9 +65,6 @@ TASKS: Final = MetricSpec(
     ("model", "outcome"),
 )
 OPEN: Final = MetricSpec("stageloom_tasks_open", _gauge, "Tasks that have arrived and not ended.", ("model",))
-UNTOLD: Final = MetricSpec(
-    "stageloom_models_untold", _gauge, f"Models beyond the {MOST_MODELS} that metrics are told of."
-)
 QUEUE: Final = MetricSpec(
     "stageloom_queue_tasks", _gauge, "Tasks that wait in the engine when it last told.", ("model",)
 )
@@ -96,7 +94,11 @@ VERDICTS: Final = MetricSpec(
 ALARMS: Final = MetricSpec("stageloom_alarms_total", _counter, "Alarms, after which another plan is wanted.")
 CONNECTED: Final = MetricSpec("stageloom_link_connected", _gauge, "1 where the planner answers, else 0.")
 SPOOL: Final = MetricSpec("stageloom_spool_waiting_rows", _gauge, "Telemetry rows kept for the planner.")
-ROWS: Final = MetricSpec("stageloom_spool_rows_total", _counter, "Telemetry rows of this boot.")
+ROWS: Final = MetricSpec(
+    "stageloom_spool_rows_total",
+    _counter,
+    "Telemetry rows of this start, and of earlier ones that the planner lacked rows of by then.",
+)
 ROWS_ACKNOWLEDGED: Final = MetricSpec(
     "stageloom_spool_rows_acknowledged_total", _counter, "Telemetry rows that the planner has stored."
 )
@@ -106,7 +108,7 @@ ROWS_DROPPED: Final = MetricSpec(
 
 AGENT_METRICS: Final = (
     *(INFO, READY, UPTIME, APPLICATIONS, REQUESTS, REQUEST_SECONDS, ENGINE_UP, RESTARTS, ENGINE_BUSY),
-    *(LATENCY, QUEUEING, SUBMITTED, TASKS, OPEN, UNTOLD, QUEUE, OLDEST, STEPS, STEP_SECONDS),
+    *(LATENCY, QUEUEING, SUBMITTED, TASKS, OPEN, QUEUE, OLDEST, STEPS, STEP_SECONDS),
     *(PLAN, EPOCH, GENERATION, ACTIVATIONS, TRYING, VERDICTS, ALARMS),
     *(CONNECTED, SPOOL, ROWS, ROWS_ACKNOWLEDGED, ROWS_DROPPED),
 )
@@ -194,15 +196,14 @@ def _add_tasks(told: Samples, status: AgentStatus, figures: AgentFigures) -> Non
     for times in figures.models:
         told.add(LATENCY, times.latency, times.model)
         told.add(QUEUEING, times.queueing, times.model)
-    timed = {times.model for times in figures.models}  # of the same models everything is told
-    told_of = sorted(status.tasks, key=lambda totals: totals.model not in timed)[:MOST_MODELS]
-    for totals in told_of:
+    for totals in status.tasks:
+        if totals.model == OTHER_MODELS:
+            continue  # these tasks were counted under their models' names
         told.add(SUBMITTED, totals.submitted, totals.model)
         told.add(OPEN, totals.open, totals.model)
         for outcome in Outcome:
             told.add(TASKS, getattr(totals, outcome.value), totals.model, outcome.value)
-    told.add(UNTOLD, max(len(status.tasks) - MOST_MODELS, 0))
-    for queue in status.queues[:MOST_MODELS]:
+    for queue in status.queues:
         told.add(QUEUE, queue.tasks, queue.model)
         told.add(OLDEST, queue.oldest_age_s, queue.model)
 

@@ -51,6 +51,7 @@ def chrome_trace(found: Timeline, *, costs: str) -> dict[str, Any]:
         "otherData": {
             "seconds": round(recorded.ended_s - recorded.began_s, 6),
             "steps": len(found.steps),
+            "unnamed": found.unnamed,
             "groups": len(found.runs),
             "tasks": len(found.tasks),
             "dropped": recorded.dropped,

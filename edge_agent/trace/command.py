@@ -5,6 +5,7 @@ import mmap
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest, OpId
 from stageloom.shared.plan import decode_plan
 from stageloom.shared.search.costs import CostTable
-from stageloom.shared.spans import send_spans
+from stageloom.shared.spans import require_packages, send_spans
 
 SERVICE: Final = "stageloom-agent"
 _PATIENCE_S = 30.0  # beyond the recording
@@ -68,16 +69,21 @@ def _read(file: int) -> tuple[RecordingBatch, RecordingSummary]:
 
 
 def bound_plans(recorded: RecordingSummary, artifacts: Path) -> dict[int, BoundPlan]:
-    """The plans that ran, with the graphs of their artifacts."""
+    """The plans that ran, with the graphs of their artifacts, but for those whose artifacts are gone.
+
+    The agent deletes artifacts when a plan is released, as at a change of a model's version.
+    """
     store = ArtifactStore(artifacts)
     graphs: dict[Digest, Graph] = {}
     found = {}
     for key, wire in recorded.plans.items():
         plan = decode_plan(wire)
-        for model in plan.models:
-            if model.artifact not in graphs:
-                graphs[model.artifact] = open_artifact(store.path(model.artifact), model.artifact).graph
-        found[key] = bind(plan, graphs)
+        with suppress(FileNotFoundError):
+            for model in plan.models:
+                if model.artifact not in graphs:
+                    path = store.path(model.artifact)
+                    graphs[model.artifact] = open_artifact(path, model.artifact).graph
+            found[key] = bind(plan, graphs)
     return found
 
 
@@ -128,14 +134,17 @@ def write_trace(
 ) -> dict[str, Any]:
     """Record, join and write; what the recording came to. `recorder_us_per_step` is None without a step.
 
-    Tasks are sent as spans to the collector at `otlp`, too, if one is named; `spans` says how many.
+    Tasks are sent as spans to the collector at `otlp`, too, if one is named; `spans` says how many,
+    `unsent` why it did not take them.
 
     Raises:
-        SettingError, InputError, UnavailableError: see `record`, `read_costs` and `send_spans`.
+        SettingError, InputError, UnavailableError: see `record`, `read_costs` and `require_packages`.
         StorageError, OSError: the file cannot be written.
     """
     require_length(seconds)
     table, origin = read_costs(costs)
+    if otlp is not None:
+        require_packages()
     if not os.access(out.parent, os.W_OK):  # before anything is recorded in vain
         raise StorageError(f"nothing can be written to {out.parent}", remedy="check the path")
     progress(f"recording {seconds:g} s")
@@ -148,8 +157,11 @@ def write_trace(
     found = trace["otherData"]
     if otlp is not None:
         spans = task_spans(batch.tasks, time.time_ns() // 1000, time.monotonic())
-        found["spans"] = send_spans(spans, otlp, SERVICE)
-    steps = found["steps"]
+        try:
+            found["spans"] = send_spans(spans, otlp, SERVICE)
+        except UnavailableError as error:
+            found |= {"spans": 0, "unsent": str(error)}
+    steps = found["steps"] + found["unnamed"]
     return {
         **found,
         "file": str(out),
@@ -162,11 +174,12 @@ def write_trace(
 
 def trace_text(found: Mapping[str, Any]) -> str:
     dropped = f", {found['dropped']} entries dropped" if found["dropped"] else ""
+    gone = f", {found['unnamed']} more of plans that are gone" if found["unnamed"] else ""
     head = (
-        f"{found['file']}: {found['steps']} steps, {found['groups']} groups, {found['tasks']} tasks in "
+        f"{found['file']}: {found['steps']} steps{gone}, {found['groups']} groups, {found['tasks']} tasks in "
         f"{found['seconds']:g} s{dropped}\n"
     )
-    if not found["steps"]:
+    if found["recorder_us_per_step"] is None:
         return f"{head}no step ran meanwhile: see that tasks arrive, and trace again"
     return (
         f"{head}the recorder took {found['recorder_us_per_step']:g} us per step, "

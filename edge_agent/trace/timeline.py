@@ -70,6 +70,7 @@ class Timeline:
     queues: tuple[QueueEntry, ...]
     swaps: tuple[tuple[float, str], ...]  # and the digest of the plan that was switched to; empty: none
     tasks: tuple[TaskEntry, ...]
+    unnamed: int  # steps of plans that are not known, which are left out
 
 
 class PlanLaunches:
@@ -162,8 +163,9 @@ def timeline(
     """Join a recording with the plans that it names by key."""
     joined = {key: PlanLaunches(bound, costs) for key, bound in plans.items()}
     # A step that had begun before was not traced from its begin on.
-    whole = (step for step in batch.steps if step.key in joined and step.began_s >= recorded.began_s)
-    entries = sorted(whole, key=lambda step: (step.began_s, step.step))
+    whole = [step for step in batch.steps if step.began_s >= recorded.began_s]
+    known = [step for step in whole if step.key in joined]
+    entries = sorted(known, key=lambda step: (step.began_s, step.step))
     planned: list[Run] = []
     free_s: dict[int, float] = {}  # per lane
     for step in entries:
@@ -179,6 +181,7 @@ def timeline(
         queues=tuple(sorted(batch.queues, key=lambda entry: entry.at_s)),
         swaps=_swaps(batch.swaps, plans),
         tasks=tuple(sorted(batch.tasks, key=lambda entry: entry.queued_s)),
+        unnamed=len(whole) - len(known),
     )
 
 

@@ -58,6 +58,10 @@ class FleetLink(Protocol):
         """Telemetry rows taken in and not yet committed."""
         ...
 
+    def telemetry_failures(self) -> tuple[int, int]:
+        """Batches of telemetry that the store did not take: in all, and since the last that it took."""
+        ...
+
     def token(self, secret: bytes) -> JoinToken:
         """A join token with this secret: where devices reach this planner, and how they know it."""
         ...

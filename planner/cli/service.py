@@ -1,6 +1,7 @@
 """Commands about the planner itself: run it, ask it, install it as a service, back it up, migrate it."""
 
 import gc
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -367,7 +368,7 @@ def install(
     """
     from stageloom.planner.config import load_config
     from stageloom.shared.systemd import install as systemd
-    from stageloom.shared.systemd.unit import command_line, quoted
+    from stageloom.shared.systemd.unit import quoted
 
     given = {"listen": listen, "advertise": advertise}
     load_config(environment={}, overrides={"data_dir": data_dir, **given})  # a wrong one is refused here
@@ -387,9 +388,9 @@ def install(
         show({"service": _NAME, "unit": unit}, lambda: emit(unit))
         return
     systemd.install(service, progress)
-    status = command_line([systemd.installed_program("stageloom"), "status", "--data-dir", str(data_dir)])
+    program = systemd.installed_program("stageloom")
     progress(f"next: sudo systemctl enable --now {_NAME}")
-    progress(f"then: sudo -u {user} {status}")
+    progress("then: " + shlex.join(["sudo", "-u", user, program, "status", "--data-dir", str(data_dir)]))
     show({"service": _NAME, "installed": True}, lambda: None)
 
 

@@ -32,10 +32,18 @@ DEVICES: Final = MetricSpec(
 BACKLOG: Final = MetricSpec(
     "stageloom_planner_backlog_rows", _gauge, "Telemetry rows taken in and not yet committed."
 )
+BACKLOG_LIMIT: Final = MetricSpec(
+    "stageloom_planner_backlog_limit_rows", _gauge, "Beyond so many (backlog_rows) devices keep their rows."
+)
+FAILURES: Final = MetricSpec(
+    "stageloom_planner_telemetry_failures_total",
+    _counter,
+    "Batches of telemetry that the database did not take; devices send them again.",
+)
 ROWS: Final = MetricSpec(
     "stageloom_planner_telemetry_rows_total",
     _counter,
-    "Rows of all devices as the books have them: stored, dropped by the device, or lost with a database.",
+    "Rows of all devices since its database began: stored, dropped by the device, or lost with a database.",
     ("fate",),
 )
 UNREADABLE: Final = MetricSpec(
@@ -104,7 +112,7 @@ TASKS: Final = MetricSpec(
 )
 
 PLANNER_METRICS: Final = (
-    *(INFO, UPTIME, EPOCH, DEVICES, BACKLOG, ROWS, UNREADABLE, REPLANS, VERDICTS),
+    *(INFO, UPTIME, EPOCH, DEVICES, BACKLOG, BACKLOG_LIMIT, FAILURES, ROWS, UNREADABLE, REPLANS, VERDICTS),
     *(REQUESTS, REQUEST_SECONDS, SEARCHES, SEARCH_SECONDS, SEARCHING, WORKERS, ON_RAY),
     *(UNTOLD, ONLINE, LAST_SEEN, DESIRED, REPORTED, STATE, TASKS),
 )
@@ -132,6 +140,8 @@ def planner_samples(api: ApiContext) -> Samples:
     for state, number in (*numbers._asdict().items(), ("online", len(live.fleet.online()))):
         told.add(DEVICES, number, state)
     told.add(BACKLOG, live.fleet.backlog_rows())
+    told.add(BACKLOG_LIMIT, api.config.backlog_rows)
+    told.add(FAILURES, live.fleet.telemetry_failures()[0])
     balance = api.reader.read(telemetry_balance, None)
     for fate in ("stored", "dropped", "lost"):
         told.add(ROWS, getattr(balance, fate), fate)

@@ -16,8 +16,9 @@ from stageloom import Client
 from stageloom.edge_agent.config import ModelFile
 from stageloom.edge_agent.executor.null import NullExecutor
 from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
+from stageloom.edge_agent.store import ArtifactStore
 from stageloom.edge_agent.trace.chrome import MEASURED, PLANNED, QUEUES, chrome_trace
-from stageloom.edge_agent.trace.command import read_costs, record, trace_text, write_trace
+from stageloom.edge_agent.trace.command import bound_plans, read_costs, record, trace_text, write_trace
 from stageloom.edge_agent.trace.timeline import Timeline, timeline
 from stageloom.edge_agent.worker.inprocess import InProcessEngine
 from stageloom.edge_agent.worker.messages import Command, StartRecording
@@ -40,7 +41,7 @@ from stageloom.shared.search.compose import Combination, ModelChoice, compose
 from stageloom.shared.search.costs import CostTable
 from tests.agent.chrome_format import problems
 from tests.agent.conftest import Hosted, eventually
-from tests.agent.models import ROW_SHAPE, write_tiny
+from tests.agent.models import ROW_SHAPE, import_tiny, plan_for, write_tiny
 from tests.agent.process import AgentProcess
 from tests.executor.models import artifact_of, random_inputs
 
@@ -256,6 +257,23 @@ def test_a_step_that_another_executor_ran_in_another_place_says_so() -> None:
         RecordingBatch(entries, [], [], []), RecordingSummary(0.0, 9.0, {}, 0, 0.0), {1: bound}, CostTable()
     )
     assert [(step.resource, step.executor) for step in found.steps] == [(0, "onnx"), (1, "openvino")]
+
+
+def test_steps_of_a_plan_whose_artifact_was_deleted_meanwhile_are_counted_and_the_others_drawn(
+    tmp_path: Path,
+) -> None:
+    kept, gone = import_tiny(tmp_path, 0), import_tiny(tmp_path, 1)
+    wires = {key: plan_for({"net": one}).wire for key, one in enumerate((kept, gone))}
+    ArtifactStore(tmp_path).remove(gone.digest)
+    recorded = RecordingSummary(0.0, 9.0, wires, 0, 0.0)
+    entries = [
+        StepEntry(number, 0, key, 0, 1, (0,), (number,), False, float(number), number + 0.5, ())
+        for number, key in enumerate((1, 1, 0))
+    ]
+    batch, plans = RecordingBatch(entries, [], [], []), bound_plans(recorded, tmp_path)
+    trace = chrome_trace(timeline(batch, recorded, plans, CostTable()), costs="estimated")
+    assert problems(trace) == []
+    assert (trace["otherData"]["steps"], trace["otherData"]["unnamed"]) == (1, 2)
 
 
 def test_a_step_that_began_before_the_recording_is_left_out(found: Timeline) -> None:

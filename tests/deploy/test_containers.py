@@ -1,6 +1,8 @@
 """What the Containerfiles tell their reader fits what they build."""
 
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -25,3 +27,21 @@ def test_the_build_that_is_shown_keeps_the_health_check(file: Path) -> None:
     builds = [line for line in text.splitlines() if line.startswith("#   podman build")]
     assert "\nHEALTHCHECK" in text and builds
     assert all("--format docker" in line for line in builds)
+
+
+def test_a_token_that_is_shown_names_its_device_since_a_containers_host_name_is_random() -> None:
+    shown = [one for file in _FILES for one in re.findall(r"device token(.*)", file.read_text("utf-8"))]
+    assert shown and all(re.fullmatch(r" \w+", one) for one in shown)
+
+
+@pytest.mark.parametrize(("code", "healthy"), [(0, True), (1, True), (4, False)])
+def test_an_agent_that_answers_is_healthy_whether_or_not_it_takes_tasks(
+    tmp_path: Path, code: int, healthy: bool
+) -> None:
+    program = tmp_path / "stageloom-agent"
+    program.write_text(f'#!/bin/sh\n[ "$*" = status ] && exit {code}\n')
+    program.chmod(0o755)
+    text = (_FOLDER / "Containerfile.agent").read_text(encoding="utf-8")
+    (check,) = re.findall(r"^HEALTHCHECK .*\\\n +CMD (.+)$", text, re.MULTILINE)
+    done = subprocess.run(["sh", "-c", check], env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, check=False)
+    assert (done.returncode == 0) is healthy

@@ -120,3 +120,18 @@ def test_a_first_installation_starts_nothing(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     assert machine.configure("") == 0
     assert machine.version == "new" and not machine.active.exists()
+
+
+@pytest.mark.parametrize(("signal", "version"), [("TERM", "old"), ("KILL", "new")])
+def test_an_upgrade_that_a_signal_ends_brings_the_agent_back_at_the_latest_when_it_is_configured_again(
+    tmp_path: Path, signal: str, version: str
+) -> None:
+    machine, pip = _upgradable(Machine(tmp_path)), tmp_path / "pip"
+    good = pip.read_text()
+    pip.write_text(f"#!/bin/sh\nkill -{signal} $PPID\n")
+    assert machine.configure("0.1") != 0
+    assert (machine.version, machine.active.exists()) == (version, version == "old")
+    pip.write_text(good)
+    assert machine.configure("0.1") == 0
+    assert (machine.version, machine.active.exists()) == ("new", True)
+    assert [one.name for one in tmp_path.glob("opt*")] == ["opt"]

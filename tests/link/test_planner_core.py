@@ -225,6 +225,16 @@ def test_a_repeated_batch_is_written_once_and_a_backlog_is_bounded() -> None:
     assert isinstance(offer(core, 2, 3)[0], ev.AppendTelemetry)
 
 
+def test_batches_that_the_store_did_not_take_are_counted_until_it_takes_one_and_in_all() -> None:
+    core, told = core_with(), []
+    for number, ok in enumerate((False, False, True, False)):
+        (append,) = offer(core, number, number)
+        assert isinstance(append, ev.AppendTelemetry)
+        core.handle(ev.TelemetryCommitted(append.ticket, ok), 0.1)
+        told.append(core.telemetry_failures)
+    assert told == [(1, 1), (2, 2), (2, 0), (3, 1)]
+
+
 def test_a_batch_larger_than_the_backlog_may_be_is_taken_in_alone() -> None:
     """1. 512 rows are taken in at a limit of 3. 2. Another batch waits. 3. After the commit it comes, too."""
     core = core_with(backlog_rows=3)

@@ -2,21 +2,24 @@
 
 import socket
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
-from stageloom.edge_agent.ingest.ledger import TaskLedger
-from stageloom.edge_agent.ingest.messages import MAX_PACKET_BYTES, MetricsPage, encode
-from stageloom.edge_agent.metrics.counting import MOST_MODELS, AgentCounters, AgentFigures, CountedLink
+from stageloom.edge_agent.ingest.ledger import MOST_MODELS, OTHER_MODELS, TaskLedger
+from stageloom.edge_agent.ingest.messages import MAX_PACKET_BYTES, MetricsPage, Status, encode
+from stageloom.edge_agent.metrics.counting import AgentCounters, AgentFigures, CountedLink
+from stageloom.edge_agent.metrics.scrape import _add_tasks
+from stageloom.edge_agent.reporting.status import task_totals
 from stageloom.edge_agent.serving.request_counts import RequestCounters, RequestSeconds, decode_requests
 from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.engine.trial import Verdict
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import Origin
 from stageloom.shared.messages.telemetry import Event, PlanActivated, RowData, StepTimings, TrialEnded
-from stageloom.shared.metrics import SECONDS
+from stageloom.shared.metrics import SECONDS, Samples
 
 PLAN = Digest("a" * 64)
 
@@ -139,3 +142,23 @@ def test_requests_are_told_once_by_method_and_status_and_fit_a_packet_beside_mod
 
 def test_counts_of_requests_that_are_cut_off_are_none() -> None:
     assert decode_requests(b"") == () == decode_requests(b'[{"protocol":')
+
+
+def test_status_fits_a_packet_however_many_models_were_served_and_its_totals_add_up() -> None:
+    """The oldest that is served no more and has no open task gives its place up."""
+    names = [f"{number:0128d}" for number in range(1000)]
+    ledger = TaskLedger(served=lambda: names[:1])
+    waits = ledger.open(owner=1, owner_task=1, model=names[1], now_s=0.0)
+    for name in (names[0], *names[2:]):
+        task = ledger.open(owner=1, owner_task=1, model=name, now_s=0.0)
+        ledger.end(task.id, Outcome.FAILED, 0.0)
+    ledger.end(waits.id, Outcome.CANCELLED, 0.0)
+    totals = task_totals(ledger)
+    assert {one.model for one in totals} == {OTHER_MODELS, names[0], names[1], *names[-MOST_MODELS + 2 :]}
+    assert (sum(one.failed for one in totals), sum(one.cancelled for one in totals)) == (999, 1)
+    assert len(encode(Status(1, msgspec.json.encode(totals)))) < MAX_PACKET_BYTES / 2
+    status: Any = SimpleNamespace(tasks=totals, queues=())
+    told = Samples()
+    _add_tasks(told, status, AgentFigures())
+    text, _ = told.render("")
+    assert b"(others)" not in text, "a scrape before has counted them"

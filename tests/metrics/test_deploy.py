@@ -31,7 +31,6 @@ def test_every_metric_but_the_informative_ones_is_on_the_dashboard_or_in_an_aler
         "stageloom_agent_uptime_seconds",
         "stageloom_device_last_seen_timestamp_seconds",
         "stageloom_devices_untold",
-        "stageloom_models_untold",
         "stageloom_plan_epoch",
         "stageloom_plan_info",
         "stageloom_planner_info",

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from stageloom.edge_agent.metrics.counting import MOST_MODELS
+from stageloom.edge_agent.ingest.ledger import MOST_MODELS
 from stageloom.edge_agent.metrics.scrape import AGENT_METRICS, PROCESS_METRICS
 from stageloom.planner.metrics.scrape import MOST_DEVICES, PLANNER_METRICS
 from stageloom.shared.metrics import MetricKind, MetricSpec

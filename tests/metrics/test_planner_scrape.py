@@ -13,14 +13,17 @@ from stageloom.planner.api import routes
 from stageloom.planner.api.client import PlannerClient
 from stageloom.planner.api.problem import ApiRefused
 from stageloom.planner.config import PlannerConfig
+from stageloom.planner.dispatch.core import DispatchCore
+from stageloom.planner.dispatch.events import AppendTelemetry, Joined, TelemetryCommitted, TelemetryReceived
 from stageloom.planner.metrics.scrape import PLANNER_METRICS
 from stageloom.planner.schema.access import AccessCreateRequest, Role
 from stageloom.planner.schema.device import DeviceShowRequest
 from stageloom.planner.schema.plan import ModelOptions, PlanCreateRequest
+from stageloom.planner.schema.service import StatusRequest
 from stageloom.planner.service import Planner
 from stageloom.planner.store.devices import revoke_device
 from stageloom.shared.ids import DeviceId
-from stageloom.shared.messages.telemetry import RowKind, TaskCounters
+from stageloom.shared.messages.telemetry import RowKind, RowRange, TaskCounters, TelemetryBatch
 from stageloom.shared.metrics import MetricKind
 from tests.planner.api.rig import unverified
 from tests.planner.world import World
@@ -108,3 +111,25 @@ def test_scrape_says_what_the_planner_did(planner: Planner) -> None:
     assert values["stageloom_api_requests_total", "device.show", "200"] == 1
     assert values["stageloom_api_requests_total", "device.show", "404"] == 1
     assert values["stageloom_api_request_duration_seconds_count", "device.show"] == 2
+
+
+def _fail_to_store(core: DispatchCore) -> None:
+    """A batch of telemetry comes, and the store does not take it."""
+    core.handle(Joined(NANO, "n" * 40), 0.0)
+    batch = TelemetryBatch(rows=(b"x",), ranges=(RowRange(1, 0, 0),), ledgers=())
+    (append,) = core.handle(TelemetryReceived(b"t", "n" * 40, batch), 0.0)
+    assert isinstance(append, AppendTelemetry)
+    core.handle(TelemetryCommitted(append.ticket, ok=False), 0.0)
+
+
+def test_scrape_and_status_tell_of_a_store_that_takes_no_telemetry(planner: Planner) -> None:
+    with PlannerClient(data_dir=planner.config.data_dir) as client:
+        request = AccessCreateRequest(name="failing", role=Role.VIEWER)
+        bearer = client.call(routes.ACCESS_CREATE, request).token
+        assert client.call(routes.STATUS, StatusRequest()).notices == ()
+        planner.server.ask(_fail_to_store)
+        (notice,) = client.call(routes.STATUS, StatusRequest()).notices
+    assert "could not be stored" in notice
+    _, text = _scrape(planner, bearer)
+    assert "\nstageloom_planner_telemetry_failures_total 1.0\n" in text
+    assert f"\nstageloom_planner_backlog_limit_rows {float(planner.config.backlog_rows)}\n" in text

@@ -1,5 +1,6 @@
 """Spans as a collector gets them."""
 
+import json
 import sys
 import threading
 import time
@@ -11,14 +12,16 @@ import numpy as np
 import pytest
 
 from stageloom import Client
+from stageloom.edge_agent.cli.app import execute
 from stageloom.edge_agent.config import ModelFile
+from stageloom.edge_agent.trace import command
 from stageloom.edge_agent.trace.command import write_trace
 from stageloom.edge_agent.trace.spans import task_spans
-from stageloom.edge_agent.worker.recorder import TaskEntry
+from stageloom.edge_agent.worker.recorder import RecordingBatch, RecordingSummary, TaskEntry
 from stageloom.planner.cli.plan_trace import plan_spans
 from stageloom.planner.schema.plan import HistoryEntry
 from stageloom.planner.schema.replan import ReplanInfo, TrialInfo
-from stageloom.shared.errors import UnavailableError
+from stageloom.shared.errors import ExitCode, UnavailableError
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.spans import RecordedSpan, send_spans
 from tests.agent.models import ROW_SHAPE, write_tiny
@@ -178,3 +181,29 @@ def test_tasks_of_an_agent_that_serves_reach_the_collector_on_the_wall_clock(tmp
     assert names == dict.fromkeys(("task", "queue", "run"), found["spans"] / 3)
     assert found["spans"] > 0
     assert all(abs(span.end_time_unix_nano / 1e9 - time.time()) < 3600 for span in sent)
+
+
+def test_packages_that_spans_need_are_missed_before_anything_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    said: list[str] = []
+    with pytest.raises(UnavailableError, match=r"stageloom\[otel\]"):
+        write_trace(tmp_path, tmp_path, 0.1, tmp_path / "trace.json", None, said.append, "http://127.0.0.1:9")
+    assert said == []
+
+
+def test_trace_whose_spans_are_not_taken_is_there_and_said_beside_the_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch = RecordingBatch([], [], [], [TaskEntry(1, ("a",), 1.0, 1.25, 1.5, "completed")])
+    recorded = batch, RecordingSummary(0.0, 9.0, {}, 0, 0.0)
+    monkeypatch.setattr(command, "record", lambda socket, seconds: recorded)
+    out = tmp_path / "trace.json"
+    with collector(400) as (url, _):
+        code = execute(["trace", "-o", str(out), "--otlp", url, "--home", str(tmp_path), "--json"])
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert (code, found["file"], found["spans"]) == (ExitCode.UNAVAILABLE, str(out), 0)
+    assert "did not take the spans" in said.err and found["unsent"] in said.err
+    assert len(json.loads(out.read_text())["traceEvents"]) > 0

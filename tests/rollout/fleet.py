@@ -95,5 +95,8 @@ class Fleet(FleetLink):
     def backlog_rows(self) -> int:
         return 0
 
+    def telemetry_failures(self) -> tuple[int, int]:
+        return 0, 0
+
     def token(self, secret: bytes) -> JoinToken:
         raise NotImplementedError

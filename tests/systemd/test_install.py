@@ -2,9 +2,10 @@
 
 import os
 import pwd
+import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from shutil import which
@@ -313,3 +314,20 @@ def test_doctor_sees_the_unit_of_a_package_unless_one_of_etc_hides_it(
     assert "packaged" in unit_check([machine.units, packaged]).detail
     machine.install()
     assert str(machine.units) in unit_check([machine.units, packaged]).detail
+
+
+@pytest.mark.parametrize(
+    ("execute", "words"),
+    [(agent_command, ["install", "--home"]), (planner_command, ["planner", "install", "--data-dir"])],
+)
+def test_commands_to_paste_are_quoted_for_a_shell(
+    execute: Callable[[list[str]], int],
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(systemd, "install", lambda service, progress: None)
+    home = "/srv/it's $HOME at 5%"
+    assert execute([*words, home]) == 0
+    (shown,) = [line for line in capsys.readouterr().err.splitlines() if "sudo -u" in line]
+    assert shlex.split(shown)[-1] == home

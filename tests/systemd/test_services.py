@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.models import import_tiny, plan_for, write_state
+from stageloom.edge_agent.config import ModelFile
+from stageloom.edge_agent.run import BESIDE_IMPORT_S
+from tests.agent.models import import_tiny, plan_for, write_state, write_tiny
 from tests.agent.process import AgentProcess
 from tests.e2e.fleet import Device, Fleet
 from tests.planner.processes import PlannerProcess
@@ -56,6 +58,21 @@ def test_agent_that_waits_for_its_first_plan_is_up_and_feeds_the_watchdog(
             manager.until("WATCHDOG", "1")
     finally:
         fleet.close()
+
+
+def test_agent_that_imports_its_models_asks_for_the_time_of_each_before_it(
+    tmp_path: Path, manager: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAGELOOM_IMPORT_LIMITS", "wall_s=900")
+    files = [str(write_tiny(tmp_path / f"net{seed}.onnx", seed)) for seed in range(2)]
+    models = tuple(ModelFile(path=file, name=Path(file).stem) for file in files)
+    with manager, AgentProcess(tmp_path / "home", models=models, executor="null"):
+        manager.until("READY", "1")
+    asked = {
+        one["STATUS"]: one["EXTEND_TIMEOUT_USEC"] for one in manager.said if "EXTEND_TIMEOUT_USEC" in one
+    }
+    allowed = str(round((900 + BESIDE_IMPORT_S) * 1e6))
+    assert [asked.get(f"importing {file}") for file in files] == [allowed] * 2
 
 
 def test_planner_tells_that_devices_can_connect_that_it_lives_and_that_it_stops(

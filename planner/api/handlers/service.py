@@ -61,8 +61,18 @@ def status(api: ApiContext, request: service.StatusRequest, call: ApiCall) -> se
         uptime_s=api.clock.monotonic_s() - api.live.started_s,
         quarantined=sum(bool(one.quarantine) and not one.revoked for one in members),
         unreadable=api.store.read(unreadable_records),
-        notices=tuple(notice[:_LINE] for notice in [*api.store.read(notices), *_certificate_notices(api)]),
+        notices=tuple(
+            notice[:_LINE]
+            for notice in [*_store_notices(api), *api.store.read(notices), *_certificate_notices(api)]
+        ),
     )
+
+
+def _store_notices(api: ApiContext) -> list[str]:
+    """About a database that takes nothing now, such as one on a full disk."""
+    _, batches = api.live.fleet.telemetry_failures()
+    text = f"the last batches of telemetry ({batches}) could not be stored: see the planner's log"
+    return [text] if batches else []
 
 
 def _certificate_notices(api: ApiContext) -> list[str]:

@@ -42,6 +42,11 @@ class DispatchCore:
         """Telemetry rows taken in and not yet committed."""
         return self._telemetry.backlog_rows
 
+    @property
+    def telemetry_failures(self) -> tuple[int, int]:
+        """Batches that the store did not take: in all, and since the last that it took."""
+        return self._telemetry.not_stored, self._telemetry.not_stored_in_a_row
+
     def may_connect(self, key: str) -> bool:
         """Whether a connection with this key gets into the devices' domain at all."""
         return self.fleet.may_connect(key)

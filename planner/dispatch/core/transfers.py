@@ -18,6 +18,7 @@ class TelemetryCore:
 
     def __init__(self, fleet: EnrolledFleet, config: DispatchConfig) -> None:
         self.backlog_rows = 0
+        self.not_stored = self.not_stored_in_a_row = 0  # batches: in all, and since the last that was
         self._fleet = fleet
         self._config = config
         self._open: dict[
@@ -75,15 +76,16 @@ class TelemetryCore:
         if done is None:
             return []
         who, route, batch, size_bytes = done
-        counts = self._fleet.counts
         self.backlog_rows -= len(batch.rows)
         who.waiting_bytes -= size_bytes
         self._ranges[who.member.public_key].discard(batch.ranges)
         if not event.ok:
-            counts["telemetry_not_stored"] += 1
+            self.not_stored += 1
+            self.not_stored_in_a_row += 1
             lane, reason = ev.Lane.TELEMETRY, "the store failed"
             return [self._fleet.refuse(lane, route, batch.correlation, RefusalCode.BUSY, reason)]
-        counts["telemetry_rows"] += len(batch.rows)
+        self.not_stored_in_a_row = 0
+        self._fleet.counts["telemetry_rows"] += len(batch.rows)
         if who.member.revoked:
             return []
         ack = TelemetryAck(correlation=batch.correlation, ranges=batch.ranges, ledgers=batch.ledgers)

@@ -48,6 +48,9 @@ class QuietFleet:
     def backlog_rows(self) -> int:
         return 0
 
+    def telemetry_failures(self) -> tuple[int, int]:
+        return 0, 0
+
     def token(self, secret: bytes) -> JoinToken:
         raise NotImplementedError
 
