@@ -28,6 +28,7 @@ from stageloom.planner.store.desired import Push, push
 from stageloom.planner.store.devices import device_info, quarantine_device
 from stageloom.planner.store.labels import change_labels
 from stageloom.planner.store.link import LinkStore
+from stageloom.planner.store.rollouts import advance_rollout, fail_devices
 from stageloom.planner.store.store import Store
 from stageloom.shared.artifact import pack_artifact
 from stageloom.shared.ids import DeviceId
@@ -534,6 +535,27 @@ def test_a_rollout_is_shown_paused_resumed_and_aborted(
         "rollout.pause",
     ]
     assert viewer.ask("/ui/rollouts/nothing").status == 404
+
+
+def test_a_stopped_rollout_is_aborted_and_one_that_has_ended_is_not(
+    remote_planner: Planner, admin: Browser, world: World, tmp_path: Path
+) -> None:
+    digest, blob = pack_artifact(model("diamond", [*DIAMOND, [3], [4]])[1], b"diamond 3")
+    (tmp_path / "diamond.artifact").write_bytes(blob)
+    version = world.store.add_model("diamond", tmp_path / "diamond.artifact", digest).version
+    with PlannerClient(data_dir=remote_planner.config.data_dir) as client:
+        request = RolloutCreateRequest(model=f"diamond@{version}", rollout="failed", waves="100%")
+        client.call(routes.ROLLOUT_CREATE, request)
+    world.store.write(fail_devices, "failed", [NANO], "no plan")
+    world.store.write(advance_rollout, "failed", {})
+    page = "/ui/rollouts/failed"
+    assert "stopped" in admin.see(page) and "Abort…" in admin.see(page)
+    question = admin.see(f"{page}/abort")
+    assert "Leave it stopped" in question and "Go on with it" not in question
+    admin.press(f"{page}/abort", f"{page}/abort")
+    assert "Abort…" not in admin.see(page)
+    ended = admin.see(f"{page}/abort")
+    assert "It is aborted already" in ended and f'action="{page}/abort"' not in ended
 
 
 def test_rollouts_are_shown_page_by_page(viewer: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
