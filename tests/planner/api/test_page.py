@@ -370,13 +370,15 @@ def _charts(text: str) -> list[dict[str, Any]]:
     return [json.loads(found) for found in re.findall(r'data-chart="(.*?)" role', text)]
 
 
-def test_a_plan_is_drawn_listed_and_explained(viewer: Browser) -> None:
+def test_a_plan_is_drawn_listed_and_explained(viewer: Browser, device: DeviceId) -> None:
     assert "Plan greedy" in viewer.see("/ui/plans/greedy")
     drawn = viewer.see(f"/ui/plans/greedy/timeline?device={NANO}")
     bars, listed = drawn.count("<rect"), drawn.count('data-label="Takes"')
     assert bars == listed > 3 and "stream 1" in drawn and "Costs are of cpu-2-core" in drawn
     said = viewer.see("/ui/plans/greedy/explanation")
     assert "decided by replan" in said and "1 combined block" in said and "sequential" in said
+    other = viewer.see(f"/ui/plans/greedy/explanation?device={device}")
+    assert f"{device}</a> was never asked to run it" in other and "No device" not in other
 
 
 def test_two_versions_are_compared_and_rows_that_differ_marked(viewer: Browser) -> None:
