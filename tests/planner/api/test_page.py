@@ -371,11 +371,12 @@ def _charts(text: str) -> list[dict[str, Any]]:
 
 
 def test_a_plan_is_drawn_listed_and_explained(viewer: Browser, device: DeviceId) -> None:
-    assert "Plan greedy" in viewer.see("/ui/plans/greedy")
-    drawn = viewer.see(f"/ui/plans/greedy/timeline?device={NANO}")
+    page = viewer.see("/ui/plans/greedy")
+    drawn, said = (viewer.see(part) for part in re.findall(r'hx-get="([^"]+)"', page))
+    assert "Plan greedy" in page
     bars, listed = drawn.count("<rect"), drawn.count('data-label="Takes"')
     assert bars == listed > 3 and "stream 1" in drawn and "Costs are of cpu-2-core" in drawn
-    said = viewer.see("/ui/plans/greedy/explanation")
+    assert "for nano" in " ".join(re.sub("<.*?>", "", said).split())
     assert "decided by replan" in said and "1 combined block" in said and "sequential" in said
     other = viewer.see(f"/ui/plans/greedy/explanation?device={device}")
     assert f"{device}</a> was never asked to run it" in other and "No device" not in other
