@@ -17,7 +17,7 @@ from stageloom.planner.api import routes
 from stageloom.planner.api.client import PlannerClient
 from stageloom.planner.api.context import HANDLERS, ApiCall, ApiContext
 from stageloom.planner.api.page.views import VIEWS
-from stageloom.planner.dispatch.ports import StoredRow, TelemetryWrite
+from stageloom.planner.dispatch.ports import ReportRecord, StoredRow, TelemetryWrite
 from stageloom.planner.labels import parse_changes
 from stageloom.planner.schema.access import AccessCreateRequest, AccessRevokeRequest, AuditEntry, Role
 from stageloom.planner.schema.base import Page
@@ -28,11 +28,12 @@ from stageloom.planner.store.desired import Push, push
 from stageloom.planner.store.devices import device_info, quarantine_device
 from stageloom.planner.store.labels import change_labels
 from stageloom.planner.store.link import LinkStore
+from stageloom.planner.store.plans import plan_info
 from stageloom.planner.store.rollouts import advance_rollout, fail_devices
 from stageloom.planner.store.store import Store
 from stageloom.shared.artifact import pack_artifact
 from stageloom.shared.ids import DeviceId
-from stageloom.shared.messages.control import Alarm, ModelLoad, Origin
+from stageloom.shared.messages.control import Alarm, DeviceState, ModelLoad, Origin, Report
 from stageloom.shared.messages.telemetry import (
     Ledger,
     QueueSample,
@@ -490,12 +491,34 @@ def test_a_quarantined_device_is_released(admin: Browser, store: Store, device: 
 
 def test_buttons_come_anew_only_where_others_are_right(admin: Browser, device: DeviceId) -> None:
     page = f"/ui/devices/{device}"
-    poll = re.search(r'hx-get="([^"]+/live\?buttons=\w+)"', admin.see(page))
-    assert poll is not None
-    assert 'id="buttons"' not in admin.see(poll[1])
+    poll = _poll(admin.see(page))
+    assert 'id="buttons"' not in admin.see(poll)
     admin.press(page, f"{page}/replanning")
-    changed = admin.see(poll[1])
+    changed = admin.see(poll)
     assert 'id="buttons"' in changed and "Re-plan on alarms" in changed and 'hx-swap-oob="true"' in changed
+
+
+@pytest.mark.parametrize("page", ["/ui/fleet?search={}", "/ui/devices/{}"])
+def test_what_a_device_runs_comes_anew_only_when_it_changed(
+    viewer: Browser, store: Store, device: DeviceId, page: str
+) -> None:
+    """So no link that has the focus is replaced while nothing changes."""
+    poll = _poll(viewer.see(page.format(device)))
+    assert "/ui/plans/" not in viewer.see(poll) and _poll(viewer.see(poll)) == poll
+    digest = store.read(plan_info, "greedy").digest
+    running = Report(revision=1, active=digest, state=DeviceState.COMMITTED)
+    LinkStore(store).record_reports([ReportRecord(device, 7, running)])
+    changed = viewer.see(poll)
+    assert digest[:12] in changed and "committed" in changed
+    later = viewer.see(_poll(changed))
+    assert "committed" in later and "/ui/plans/" not in later
+
+
+def _poll(text: str) -> str:
+    """The address at which a page asks for news."""
+    found = re.search(r'hx-get="([^"]+/live\?[^"]+)"', text)
+    assert found is not None
+    return found[1]
 
 
 def test_a_re_plan_by_hand_pushes_the_plan_that_the_search_finds(
@@ -524,10 +547,10 @@ def test_a_rollout_is_shown_paused_resumed_and_aborted(
     for text in (viewer.see(page), viewer.see(f"{page}/live?buttons=x")):
         assert "wave 1 of" in text and "Pause" not in text and "Abort" not in text
     assert NANO in viewer.see(page)
-    poll = re.search(r'hx-get="([^"]+/live\?buttons=\w+)"', admin.see(page))
-    assert poll is not None and 'id="buttons"' not in admin.see(poll[1])
+    poll = _poll(admin.see(page))
+    assert 'id="buttons"' not in admin.see(poll)
     admin.press(page, f"{page}/pause")
-    assert "Resume" in admin.see(poll[1])
+    assert "Resume" in admin.see(poll)
     admin.press(page, f"{page}/resume")
     admin.press(f"{page}/abort", f"{page}/abort", rollback="yes")
     ended = admin.see(page)
