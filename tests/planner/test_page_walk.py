@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -43,6 +43,11 @@ def browser() -> Iterator[Any]:
         browser.close()
 
 
+_IN_LABELS: Final = """[...document.querySelectorAll(".cards tbody td > *")].some((one) =>
+    one.getClientRects().length
+    && one.getBoundingClientRect().left < one.parentElement.getBoundingClientRect().left + 136)"""
+
+
 class Walk:
     """A browser's window, and what is wrong with what it showed."""
 
@@ -68,7 +73,7 @@ class Walk:
         self.judge()
 
     def judge(self) -> None:
-        """Note what axe finds serious, and what is wider than the window."""
+        """Note what axe finds serious, what is wider than the window, and cells that fall apart."""
         path = self.page.url.rpartition("/ui/")[2]
         for found in axe.Axe().run(self.page).response["violations"]:
             if found["impact"] in ("serious", "critical"):
@@ -76,6 +81,8 @@ class Walk:
                 self.wrong.append(f"{path}: {found['id']} at {places}")
         if self.page.evaluate("document.documentElement.scrollWidth > window.innerWidth"):
             self.wrong.append(f"{path} is wider than the window")
+        if self.page.viewport_size["width"] <= 768 and self.page.evaluate(_IN_LABELS):
+            self.wrong.append(f"{path} has what belongs to a cell below its label")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
