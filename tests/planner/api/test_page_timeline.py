@@ -1,6 +1,7 @@
 """A plan's timeline as the page draws it."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -30,3 +31,9 @@ def test_of_too_many_spans_all_lanes_are_drawn_up_to_the_first_that_is_left_out(
     assert (drawing.end_ms, drawing.predicted_ms, drawing.cut) == (19.99, 30.0, 2001)
     assert max(bar.x + bar.width for bar in drawing.bars) <= WIDTH + 0.5
     assert "predicted: 30 ms" in text and "The first 20 ms are drawn: what begins later (2,001 spans)" in text
+
+
+def test_texts_of_moments_end_at_them_so_that_none_leaves_the_drawing() -> None:
+    drawing, text = drawn([(1, 0.0, 10.0)])
+    ends = re.findall(r'<text class="axis" text-anchor="end" x="([\d.]+)"', text)
+    assert len(ends) == len(drawing.ticks) > 4 and all(float(end) < WIDTH for end in ends)
