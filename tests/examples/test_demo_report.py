@@ -1,11 +1,15 @@
 """The demo's report: what it promises is checked, and what a person sees stands alone."""
 
 import json
+import math
 import subprocess
 import sys
+import threading
+from concurrent.futures import Future
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +19,10 @@ from matplotlib.figure import Figure
 from msgspec import structs
 
 from benchmarks.pays.intervals import Tasks
+from benchmarks.pays.load import Application
+from examples.demo import load
 from examples.demo.checks import SCHEMA, check
+from examples.demo.load import StayingLoad
 from examples.demo.page import Chart, render
 from examples.demo.report import (
     AFTER,
@@ -209,6 +216,23 @@ def test_the_schema_is_a_schema_and_a_sound_report_has_no_problem() -> None:
 def test_a_broken_promise_is_named(path: tuple[str, ...], value: Any, words: str) -> None:
     (problem, *_) = check(broken(*path, value=value))
     assert words in problem
+
+
+def test_a_task_that_never_ends_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = threading.Event()
+
+    def submit(*asked: Any, **options: Any) -> "Future[Any]":
+        begun.set()
+        return Future()
+
+    client: Any = SimpleNamespace(submit=submit)
+    models: Any = [SimpleNamespace(name="one", feeds=lambda number: [{}] * number)]
+    application = Application(client, models, [math.inf])
+    monkeypatch.setattr(load, "_DRAIN_S", 0.0)
+    staying = StayingLoad(application, [1.0], 1e3, seed=1)
+    assert begun.wait(60.0)
+    staying.end()
+    assert application.submitted == application.outcomes["lost"] == application.outcomes.total() > 0
 
 
 def test_the_sentence_says_what_was_gained_or_why_nothing_was() -> None:
