@@ -207,9 +207,22 @@ def test_every_page_asks_a_stranger_to_sign_in_and_tells_nothing(remote_planner:
         assert not shown.text
 
 
-def test_part_of_a_page_takes_a_stranger_to_the_form_as_a_whole(remote_planner: Planner) -> None:
-    shown = Browser(remote_planner).ask("/ui/fleet/live", headers={"hx-request": "true"})
-    assert (shown.status, shown.headers["hx-redirect"], shown.text) == (401, "/ui/sign-in", "")
+@pytest.mark.parametrize(
+    ("page", "form"),
+    [
+        ({}, "/ui/sign-in"),
+        (
+            {"hx-current-url": "https://x:7424/ui/plans/a?device=b"},
+            "/ui/sign-in?back=%2Fui%2Fplans%2Fa%3Fdevice%3Db",
+        ),
+        ({"hx-current-url": "https://x:7424/ui/\\evil"}, "/ui/sign-in?back=%2Fui%2Ffleet"),
+    ],
+)
+def test_part_of_a_page_takes_a_stranger_to_the_form_and_back_to_the_whole_page(
+    remote_planner: Planner, page: dict[str, str], form: str
+) -> None:
+    shown = Browser(remote_planner).ask("/ui/fleet/live", headers={"hx-request": "true", **page})
+    assert (shown.status, shown.headers["hx-redirect"], shown.text) == (401, form, "")
 
 
 def test_the_cookie_names_the_planner_and_holds_no_token(
