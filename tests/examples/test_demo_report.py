@@ -345,3 +345,13 @@ def test_texts_of_neighbouring_moments_stand_in_rows_of_their_own_where_they_wou
     Chart([axes]).marks([(70.0, "new plan"), (second_s, "act three")])
     one, other = (text.get_window_extent() for text in axes.texts)
     assert not one.overlaps(other)
+
+
+@pytest.mark.parametrize("at_s", [66.0, 70.0, 75.0, 79.0, 90.0])
+def test_the_text_of_a_moment_stays_within_the_chart(at_s: float) -> None:
+    axes = Figure(figsize=(6.0, 3.0)).subplots()
+    axes.set_xlim(0.0, 100.0)
+    Chart([axes]).marks([(at_s, "alarm: oldest age")])
+    (text,) = axes.texts
+    extent = text.get_window_extent()
+    assert axes.bbox.x0 <= extent.x0 and extent.x1 <= axes.bbox.x1
