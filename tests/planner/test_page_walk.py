@@ -198,17 +198,24 @@ def test_a_rollout_is_paused_and_aborted_on_a_telephone(browser: Any, fleet: Pag
     walk.context.close()
 
 
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("it is busy", "The planner does not answer"),
+        ('<p role="alert">ada asks too often</p>', "The planner refuses: ada asks too often"),
+    ],
+)
 def test_figures_are_told_to_be_old_for_as_long_as_the_planner_answers_with_errors(
-    browser: Any, fleet: PageFleet
+    browser: Any, fleet: PageFleet, body: str, why: str
 ) -> None:
     walk = Walk(browser, fleet, 1400, "light")
     page, stale = walk.page, walk.page.locator("#stale")
-    page.route("**/live?*", lambda route: route.fulfill(status=503, body="it is busy"))
+    page.route("**/live?*", lambda route: route.fulfill(status=503, body=body))
     walk.go(f"/ui/devices/{DeviceId('shop-12')}")
     stale.wait_for()
     with page.expect_response(lambda answer: "/live" in answer.url):
         pass
-    assert re.search(r"the figures are of \d\d:\d\d:\d\d UTC\.$", stale.text_content())
+    assert re.search(rf"^{why}; the figures are of \d\d:\d\d:\d\d UTC\.$", stale.text_content())
     assert stale.is_visible()
     page.unroute("**/live?*")
     stale.wait_for(state="hidden")
