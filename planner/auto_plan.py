@@ -15,7 +15,7 @@ from stageloom.planner.plan_search import model_choices
 from stageloom.planner.schema.plan import ModelOptions, PlanCreateRequest
 from stageloom.planner.store.desired import desired
 from stageloom.planner.store.machines import CHOSEN, NULL, TRIED, Machine, machine_of, whole_times
-from stageloom.planner.store.models import newest_models
+from stageloom.planner.store.models import newest_models, plan_references
 from stageloom.planner.store.store import ReadStore
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId
@@ -97,10 +97,10 @@ def is_auto(store: ReadStore, request: PlanCreateRequest) -> bool:
 
 
 def named(store: ReadStore, request: PlanCreateRequest) -> PlanCreateRequest:
-    """The request with its models: without any, those that its device should run, else all that there are.
+    """The request with its models: without any, the versions that its device should run, else all models.
 
     Raises:
-        InputError: there are none, or too many to be meant, or no device is named.
+        InputError: there are none, too many to be meant, a version was removed, or no device is named.
     """
     if request.models:
         return request
@@ -108,7 +108,7 @@ def named(store: ReadStore, request: PlanCreateRequest) -> PlanCreateRequest:
         raise InputError("a plan needs models", remedy="name one with --model, or a device")
     wanted = store.read(desired, request.device)
     if wanted is not None and wanted.plan:
-        names = [model.name for model in decode_plan(wanted.plan).models]
+        names = list(store.read(plan_references, decode_plan(wanted.plan)).values())
     else:
         names = store.read(newest_models, MAX_MODELS + 1)
     if not names:

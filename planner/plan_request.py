@@ -18,12 +18,11 @@ from stageloom.planner.schema.plan import (
 )
 from stageloom.planner.split_search import make as make_split
 from stageloom.planner.store.generations import device_of_plan
-from stageloom.planner.store.models import model_infos
+from stageloom.planner.store.models import plan_references
 from stageloom.planner.store.predictions import searches_of
 from stageloom.planner.store.store import ReadStore
 from stageloom.shared.errors import InputError, StageloomError
 from stageloom.shared.graph import Graph
-from stageloom.shared.model_version import ModelReference
 from stageloom.shared.plan import CombinedBlock, Plan, decode_plan
 from stageloom.shared.schedule import Stage, StageSchedule
 from stageloom.shared.search.compose import Combination, combined_members
@@ -104,7 +103,7 @@ def _refuse_unsayable(info: PlanInfo, plan: Plan) -> None:
 
 def _rules(store: ReadStore, plan: Plan, combination: Combination) -> PlanCreateRequest:
     """All that a request can say of a plan, but for its scheduler."""
-    references = _references(store, plan)
+    references = store.read(plan_references, plan)
     return PlanCreateRequest(
         models=tuple(
             _options(plan, at, references[one.name], store.graph(one.artifact))
@@ -144,7 +143,7 @@ def _split_request(store: ReadStore, info: PlanInfo, plan: Plan) -> PlanCreateRe
     return PlanCreateRequest(
         models=(
             ModelOptions(
-                model=_references(store, plan)[model.name],
+                model=store.read(plan_references, plan)[model.name],
                 launch_interval_s=model.launch_interval_us / 1e6,
                 work_conserving=model.work_conserving,
                 queue=model.queue.rule,
@@ -173,25 +172,6 @@ def _splits_so(store: ReadStore, info: PlanInfo, request: PlanCreateRequest) -> 
         return make_split(store, replace(request, device=device), device).plan.digest == info.digest
     except StageloomError:
         return False  # what was measured then is not known any more
-
-
-def _references(store: ReadStore, plan: Plan) -> dict[str, str]:
-    """How a request names the version of each model that the plan has: `NAME` where it is the newest.
-
-    Raises:
-        InputError: one was removed.
-    """
-    artifacts = {model.name: model.artifact for model in plan.models}
-    infos = store.read(model_infos, names=sorted(artifacts), limit=None)
-    found = {
-        info.model: str(ModelReference(info.model, None if info.newest else info.version))
-        for info in infos
-        if info.digest == artifacts[info.model]
-    }
-    for name in artifacts:
-        if name not in found:
-            raise InputError(f"the version of {name} that the plan has was removed", remedy="add it again")
-    return found
 
 
 def _is_named(scheduler: str) -> bool:

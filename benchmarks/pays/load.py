@@ -26,11 +26,15 @@ _SPIN: Final = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])})\nwhi
 
 
 class Application:
-    """Tasks for an agent, and how they ended. `outcomes` counts completed, expired, refused and lost ones."""
+    """Tasks for an agent, and how they ended.
+
+    `submitted` counts all; `outcomes` completed, expired, refused and lost ones.
+    """
 
     def __init__(
         self, client: Client, models: Sequence[ModelUnderTest], deadlines_s: Sequence[float]
     ) -> None:
+        self.submitted = 0
         self.outcomes: Counter[str] = Counter()
         self.deadlines_s = deadlines_s
         self._client = client
@@ -49,6 +53,7 @@ class Application:
 
     def submit(self, task: TimedTask, feeds: Feeds) -> None:
         """Hand a task over."""
+        self.submitted += 1
         left_s = task.due_s - time.monotonic()
         if left_s <= 0.0:
             self._count(task, "expired")

@@ -42,16 +42,12 @@ class StayingLoad:
         self._thread.start()
 
     def end(self) -> None:
-        """No more tasks; returns once all have ended."""
+        """No more tasks; returns once all have ended. One that does not in time is lost."""
         self._stop.set()
         self._thread.join()
         with self._changed:
             self._changed.wait_for(lambda: self._open == 0, _DRAIN_S)
-
-    @property
-    def submitted(self) -> int:
-        """Tasks so far."""
-        return len(self._tasks)
+            self._application.outcomes["lost"] += self._open
 
     def windows(self, begin_s: float, end_s: float) -> list[Tasks]:
         """What arrived between two instants, in whole windows, oldest first; to be asked after `end`."""

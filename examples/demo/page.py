@@ -38,7 +38,6 @@ _STYLE: Any = {
 }
 _WIDTH_IN = 4.5
 _CHARACTER = 0.0185  # of a mark's text, in widths of the axes
-_LATE = 0.8  # of the axes' width
 _DASHED: Mapping[str, Any] = {"color": _SOFT, "linewidth": 1, "linestyle": "--"}
 
 
@@ -113,8 +112,8 @@ class Chart:
         for at, text in sorted(moments):
             self.axes.axvline(at, **_DASHED)
             begin = (at - low) / (high - low)
-            late = begin > _LATE  # its text would leave the chart
             width = _CHARACTER * (len(text) + 1)
+            late = begin + width > 1.0  # its text would leave the chart
             left = begin - width if late else begin
             row = next((row for row, end in enumerate(ends) if end <= left), len(ends))
             ends[row : row + 1] = [left + width]

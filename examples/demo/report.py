@@ -114,6 +114,7 @@ class Run:
     paper: TrialInfo
     comparison: Mapping[str, Any]  # of that trial, as `stageloom plan compare --json`
     plans: Sequence[Mapping[str, Any]]  # as `stageloom plan show --json`
+    submitted: int  # tasks of the agent
     outcomes: Mapping[str, int]
     telemetry: Mapping[str, int]
     queues: Sequence[QueueMoment]
@@ -151,7 +152,7 @@ def assemble(run: Run) -> dict[str, Any]:
             }
             for model, weight, deadline_s in zip(run.models, run.weights, run.deadlines_s, strict=True)
         ],
-        "tasks": {"submitted": sum(outcomes.values()), **outcomes},
+        "tasks": {"submitted": run.submitted, **outcomes},
         "served": [one.entry() for one in run.served],
         "load": _load(run),
         "replans": [_replan(run, one) for one in run.replans if one.outcome != "pending"],

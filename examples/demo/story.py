@@ -312,6 +312,7 @@ class _Story:
             paper=paper,
             comparison=planner("plan", "compare", device.device, "--generation", str(paper.generation)),
             plans=[planner("plan", "show", name) for name in sorted(names)],
+            submitted=self.application.submitted,
             outcomes=self.application.outcomes,
             telemetry=self.books(),
             queues=device.queues(since_us),

@@ -54,8 +54,8 @@ Models = Annotated[
     typer.Option(
         "--model",
         metavar="NAME[:KEY=VALUE,...]",
-        help=f"A model, with values of its own for: {', '.join(MODEL_KEYS)}. Repeatable. Default: those that "
-        "DEVICE should run now, else all.",
+        help=f"A model, with values of its own for: {', '.join(MODEL_KEYS)}. Repeatable. Default: the "
+        "versions that DEVICE should run now, else all.",
     ),
 ]
 Device = Annotated[

@@ -179,13 +179,13 @@ def _others(
     now_ms: dict[Digest, float] = {}
     steps_ms: dict[Digest, float] = {}
     for digest in names:
-        plan = decode_plan(store.read(plan_info, digest).wire, digest)
-        graphs = {model.artifact: store.graph(model.artifact) for model in plan.models}
         try:
+            plan = decode_plan(store.read(plan_info, digest).wire, digest)
+            graphs = {model.artifact: store.graph(model.artifact) for model in plan.models}
             costs = CostTable() if device is None else costs_there(store, device, plan, graphs)
             now_ms[digest] = 1e3 * predict(plan, graphs, costs, ()).busy
         except StageloomError:
-            continue  # its artifact is gone, or it is not legal for this version
+            continue  # it or its artifact is gone, or this version cannot read it
         measured_us = [steps.get((digest, index)) for index in range(len(plan.combined))]
         if None not in measured_us:
             steps_ms[digest] = sum(us for us in measured_us if us is not None) / 1e3

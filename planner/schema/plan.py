@@ -185,7 +185,7 @@ class PlanCreateRequest(Request, frozen=True, kw_only=True):
 
     Without a scheduler, a policy, a budget and rules of its own, a device's plan is `auto`
     (`stageloom.shared.search.auto`): what is known of the device decides executors, lanes, cores, cuts and
-    replicas. `models` empty: those that the device should run now, else all that were added. `plan` None
+    replicas. `models` empty: the versions that the device should run now, else all models. `plan` None
     names it by the first characters of its digest. `combination` and `members_max` (H) are those of
     `stageloom.shared.search.compose`, `r` and `s` the limits of a stage. `policy` names a rival policy of
     `stageloom.shared.search.rivals`, which decides some of the rest. With `budget_s` the search looks on for

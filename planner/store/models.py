@@ -35,7 +35,7 @@ from stageloom.shared.errors import DecodeError, InputError, NotFoundError, Stor
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.model_version import MOST_VERSIONS, ModelReference, model_reference
-from stageloom.shared.plan import decode_plan
+from stageloom.shared.plan import Plan, decode_plan
 
 
 class Blobs:
@@ -364,3 +364,22 @@ def model_references(session: Session) -> dict[Digest, str]:
         info.digest: str(ModelReference(info.model, None if info.newest else info.version))
         for info in model_infos(session, limit=None)
     }
+
+
+def plan_references(session: Session, plan: Plan) -> dict[str, str]:
+    """For each model of a plan what names the version that it has: `NAME` where it is the newest.
+
+    Raises:
+        InputError: one was removed.
+    """
+    artifacts = {model.name: model.artifact for model in plan.models}
+    found = {
+        info.model: str(ModelReference(info.model, None if info.newest else info.version))
+        for info in model_infos(session, names=sorted(artifacts), limit=None)
+        if info.digest == artifacts[info.model]
+    }
+    if gone := [name for name in artifacts if name not in found]:
+        raise InputError(
+            f"the version of {gone[0]} that plan {plan.digest[:12]} has was removed", remedy="add it again"
+        )
+    return {name: found[name] for name in artifacts}

@@ -1,11 +1,15 @@
 """The demo's report: what it promises is checked, and what a person sees stands alone."""
 
 import json
+import math
 import subprocess
 import sys
+import threading
+from concurrent.futures import Future
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +19,10 @@ from matplotlib.figure import Figure
 from msgspec import structs
 
 from benchmarks.pays.intervals import Tasks
+from benchmarks.pays.load import Application
+from examples.demo import load
 from examples.demo.checks import SCHEMA, check
+from examples.demo.load import StayingLoad
 from examples.demo.page import Chart, render
 from examples.demo.report import (
     AFTER,
@@ -211,6 +218,23 @@ def test_a_broken_promise_is_named(path: tuple[str, ...], value: Any, words: str
     assert words in problem
 
 
+def test_a_task_that_never_ends_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = threading.Event()
+
+    def submit(*asked: Any, **options: Any) -> "Future[Any]":
+        begun.set()
+        return Future()
+
+    client: Any = SimpleNamespace(submit=submit)
+    models: Any = [SimpleNamespace(name="one", feeds=lambda number: [{}] * number)]
+    application = Application(client, models, [math.inf])
+    monkeypatch.setattr(load, "_DRAIN_S", 0.0)
+    staying = StayingLoad(application, [1.0], 1e3, seed=1)
+    assert begun.wait(60.0)
+    staying.end()
+    assert application.submitted == application.outcomes["lost"] == application.outcomes.total() > 0
+
+
 def test_the_sentence_says_what_was_gained_or_why_nothing_was() -> None:
     gained = verdict(SERVED, answer(), [answer()], 10.0, BEGAN_US)
     assert gained.startswith(
@@ -321,3 +345,13 @@ def test_texts_of_neighbouring_moments_stand_in_rows_of_their_own_where_they_wou
     Chart([axes]).marks([(70.0, "new plan"), (second_s, "act three")])
     one, other = (text.get_window_extent() for text in axes.texts)
     assert not one.overlaps(other)
+
+
+@pytest.mark.parametrize("at_s", [66.0, 70.0, 75.0, 79.0, 90.0])
+def test_the_text_of_a_moment_stays_within_the_chart(at_s: float) -> None:
+    axes = Figure(figsize=(6.0, 3.0)).subplots()
+    axes.set_xlim(0.0, 100.0)
+    Chart([axes]).marks([(at_s, "alarm: oldest age")])
+    (text,) = axes.texts
+    extent = text.get_window_extent()
+    assert axes.bbox.x0 <= extent.x0 and extent.x1 <= axes.bbox.x1

@@ -232,6 +232,17 @@ def test_without_models_those_that_the_device_should_run_are_meant_else_all(rig:
         named(rig.store, PlanCreateRequest())
 
 
+def test_without_models_a_device_keeps_the_version_that_it_should_run(rig: Rig, tmp_path: Path) -> None:
+    """1. It should run a version, and a newer one is added. 2. Its version is removed."""
+    rig.store.write(add_plan, "one", small_plan(rig.store, "long"), "sequential")
+    rig.store.write(push, Push(device=NANO, plan="one", decided_by="operator"))
+    add_model(rig.store, tmp_path, "long", 12)
+    assert [model.model for model in named(rig.store, AUTO).models] == ["long@1"]
+    rig.store.remove_model("long@1", force=True)
+    with pytest.raises(InputError, match=r"the version of long that plan \w+ has was removed; add it again"):
+        named(rig.store, AUTO)
+
+
 def test_a_models_own_batch_and_queue_bound_stay(rig: Rig) -> None:
     rig.tells(FACTS)
     own = ModelOptions(model="short", queue_max_tasks=7, launch_interval_s=0.5)
@@ -346,7 +357,7 @@ def test_a_plan_of_a_version_that_was_removed_is_no_plan_file(rig: Rig, tmp_path
     info = rig.store.write(add_plan, "old", small_plan(rig.store, "long"), "sequential")
     add_model(rig.store, tmp_path, "long", 12)
     rig.store.remove_model("long@1", force=True)
-    with pytest.raises(InputError, match="the version of long that the plan has was removed"):
+    with pytest.raises(InputError, match=r"the version of long that plan \w+ has was removed"):
         request_of(rig.store, info)
 
 

@@ -5,8 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 
 from stageloom.planner.explain.block import explain_block
+from stageloom.planner.explain.plan import explain
 from stageloom.planner.replan.predict import evaluation_of
 from stageloom.planner.schema.explanation import CostSource, EvaluationVerdict
 from stageloom.planner.store.desired import Push, push
@@ -14,7 +16,7 @@ from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan
 from stageloom.planner.store.predictions import keep_considered
 from stageloom.planner.store.replan_pushes import push_replan
-from stageloom.planner.store.tables import OperatorCostRow
+from stageloom.planner.store.tables import OperatorCostRow, PlanRow
 from stageloom.shared.bound import bind
 from stageloom.shared.ids import Digest, OpId
 from stageloom.shared.messages.control import Alarm, ModelLoad, Origin
@@ -238,6 +240,16 @@ def test_of_many_other_plans_the_cheapest_and_the_one_in_question_are_listed_and
     everything = stageloom(world.home, "plan", "explain", "greedy", "--all")
     assert len(everything.stdout.splitlines()) == len(text.splitlines()) - len(rows) + 21
     assert "--all" not in everything.stderr
+
+
+def test_a_plan_that_this_version_cannot_read_hides_no_explanation_of_another(world: World) -> None:
+    world.kept("greedy")
+    unread = world.kept("sequential")
+    world.store.write(
+        lambda session: session.execute(update(PlanRow).filter_by(name="sequential").values(wire=b""))
+    )
+    others = {one.digest: one for one in explain(world.store, "greedy", None).others}
+    assert others[unread.digest].now_ms is None and others[unread.digest].name == "sequential"
 
 
 def test_a_name_that_is_neither_plan_nor_device_is_refused_in_one_line(world: World) -> None:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -43,6 +43,11 @@ def browser() -> Iterator[Any]:
         browser.close()
 
 
+_IN_LABELS: Final = """[...document.querySelectorAll(".cards tbody td > *")].some((one) =>
+    one.getClientRects().length
+    && one.getBoundingClientRect().left < one.parentElement.getBoundingClientRect().left + 136)"""
+
+
 class Walk:
     """A browser's window, and what is wrong with what it showed."""
 
@@ -68,7 +73,7 @@ class Walk:
         self.judge()
 
     def judge(self) -> None:
-        """Note what axe finds serious, and what is wider than the window."""
+        """Note what axe finds serious, what is wider than the window, and cells that fall apart."""
         path = self.page.url.rpartition("/ui/")[2]
         for found in axe.Axe().run(self.page).response["violations"]:
             if found["impact"] in ("serious", "critical"):
@@ -76,6 +81,8 @@ class Walk:
                 self.wrong.append(f"{path}: {found['id']} at {places}")
         if self.page.evaluate("document.documentElement.scrollWidth > window.innerWidth"):
             self.wrong.append(f"{path} is wider than the window")
+        if self.page.viewport_size["width"] <= 768 and self.page.evaluate(_IN_LABELS):
+            self.wrong.append(f"{path} has what belongs to a cell below its label")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -191,17 +198,24 @@ def test_a_rollout_is_paused_and_aborted_on_a_telephone(browser: Any, fleet: Pag
     walk.context.close()
 
 
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("it is busy", "The planner does not answer"),
+        ('<p role="alert">ada asks too often</p>', "The planner refuses: ada asks too often"),
+    ],
+)
 def test_figures_are_told_to_be_old_for_as_long_as_the_planner_answers_with_errors(
-    browser: Any, fleet: PageFleet
+    browser: Any, fleet: PageFleet, body: str, why: str
 ) -> None:
     walk = Walk(browser, fleet, 1400, "light")
     page, stale = walk.page, walk.page.locator("#stale")
-    page.route("**/live?*", lambda route: route.fulfill(status=503, body="it is busy"))
+    page.route("**/live?*", lambda route: route.fulfill(status=503, body=body))
     walk.go(f"/ui/devices/{DeviceId('shop-12')}")
     stale.wait_for()
     with page.expect_response(lambda answer: "/live" in answer.url):
         pass
-    assert re.search(r"the figures are of \d\d:\d\d:\d\d UTC\.$", stale.text_content())
+    assert re.search(rf"^{why}; the figures are of \d\d:\d\d:\d\d UTC\.$", stale.text_content())
     assert stale.is_visible()
     page.unroute("**/live?*")
     stale.wait_for(state="hidden")

@@ -12,7 +12,7 @@ from stageloom.planner.api import routes
 from stageloom.planner.api.page.fleet import Badge, plan_state, presence
 from stageloom.planner.api.page.visit import Rendered, Visit
 from stageloom.planner.schema.access import Role
-from stageloom.planner.schema.device import DeviceInfo, DeviceShowRequest
+from stageloom.planner.schema.device import DeviceShowRequest
 from stageloom.planner.schema.job import JobShowRequest
 from stageloom.planner.schema.plan import HistoryEntry
 from stageloom.planner.schema.replan import ReplanInfo, ReplanListRequest, ReplanningShowRequest, TrialInfo
@@ -85,9 +85,10 @@ def show(visit: Visit) -> Rendered:
 
 
 def live(visit: Visit) -> Rendered:
-    """What changes by the second; the buttons only where others are right now."""
+    """What changes by the second; buttons and what runs only where they are others now."""
     figures = _figures(visit)
-    return Rendered("device_live.html", {**figures, "buttons": visit.query.get("buttons") != figures["key"]})
+    others = {part: visit.query.get(part) != figures[f"{part}_key"] for part in ("buttons", "runs")}
+    return Rendered("device_live.html", {**figures, **others})
 
 
 def _figures(visit: Visit) -> dict[str, Any]:
@@ -102,15 +103,17 @@ def _figures(visit: Visit) -> dict[str, Any]:
         "rates": look.rates,
         "at_us": look.at_us,
         "replanning": replanning,
-        "key": _key(info, replanning),
-        "buttons": False,
+        "buttons_key": _key(info.revoked, bool(info.quarantine), replanning),
+        "runs_key": _key(
+            *(info.report.active, info.report.reason, info.desired_plan),
+            *(info.desired_epoch, info.desired_generation, replanning),
+        ),
     }
 
 
-def _key(info: DeviceInfo, replanning: bool) -> str:
-    """It differs where a device's buttons do."""
-    shown = f"{info.revoked}{bool(info.quarantine)}{replanning}"
-    return digest_bytes([shown.encode()])[:8]
+def _key(*shown: object) -> str:
+    """It differs where what is shown does."""
+    return digest_bytes([repr(shown).encode()])[:8]
 
 
 def _changes(

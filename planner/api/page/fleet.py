@@ -67,21 +67,29 @@ def fleet(visit: Visit) -> Rendered:
 
 
 def live(visit: Visit) -> Rendered:
-    """The figures of the devices on a page, without anything that may have the focus."""
+    """The figures of the devices on a page; what may have the focus only where it changed."""
     names = [DeviceId(name) for name in visit.query.get("devices", "").split(",")[:PAGE_SIZE] if name]
     return Rendered("fleet_live.html", _figures(visit, names))
 
 
 def _figures(visit: Visit, names: list[DeviceId]) -> dict[str, Any]:
     infos = now(visit.api, visit.api.reader.read(device_infos, devices=names, limit=len(names)))
+    running = {info.device: (info.report.active or "")[:12] for info in infos}
+    shown = dict(zip(names, visit.query.get("running", "").split(","), strict=False))
     return {
         "numbers": visit.api.reader.read(fleet_numbers),
         "online": len(visit.api.live.fleet.online()),
         "rows": [
-            (info, presence(info), plan_state(info.report.state.value) if info.report.state else None)
+            (
+                info,
+                presence(info),
+                plan_state(info.report.state.value) if info.report.state else None,
+                shown.get(info.device) != running[info.device],
+            )
             for info in infos
         ],
         "names": ",".join(names),
+        "running": ",".join(running.get(name, "") for name in names),
     }
 
 

@@ -5,6 +5,7 @@ from stageloom.planner.api.page.timeline import draw
 from stageloom.planner.api.page.visit import Rendered, Visit
 from stageloom.planner.schema.explanation import PlanExplainRequest
 from stageloom.planner.schema.plan import ExportFormat, PlanExportRequest, PlanListRequest, PlanShowRequest
+from stageloom.planner.store.generations import device_of_plan
 
 
 def plans(visit: Visit) -> Rendered:
@@ -14,9 +15,10 @@ def plans(visit: Visit) -> Rendered:
 
 
 def show(visit: Visit) -> Rendered:
-    """A plan's facts; timeline and explanation come once they are made."""
+    """A plan's facts; timeline and explanation come once they are made, both under one device's costs."""
     info = visit.ask(routes.PLAN_SHOW, PlanShowRequest, plan=visit.path["plan"])
-    return Rendered("plan.html", {"plan": info, "device_name": visit.query.get("device", "")})
+    device = visit.query.get("device") or visit.api.reader.read(device_of_plan, info.digest)
+    return Rendered("plan.html", {"plan": info, "device_name": device or ""})
 
 
 def timeline(visit: Visit) -> Rendered:

@@ -13,6 +13,7 @@ from stageloom.planner.schema.rollout import (
     RolloutShowRequest,
     RolloutState,
 )
+from stageloom.planner.store.rollout_needs import REVERSIBLE
 
 _TONES: Final = {
     RolloutState.RUNNING.value: "busy",
@@ -63,6 +64,7 @@ def _figures(visit: Visit) -> dict[str, Any]:
         "state": rollout_badge(info.state),
         "numbers": [(state.value, getattr(info, state.value)) for state in AskState],
         "key": info.state.value,
+        "reversible": info.state.value in REVERSIBLE,
         "buttons": False,
     }
 

@@ -150,13 +150,15 @@ class PageSite:
         return signed_in
 
     def _to_sign_in(self, request: Request) -> Response:
-        """To the form; a part of a page that asks for news takes the whole page there."""
+        """To the form, and from there back; a part of a page takes the whole page there."""
         if "hx-request" in request.headers:
-            return Response(status_code=HTTPStatus.UNAUTHORIZED, headers={"hx-redirect": SIGN_IN})
+            _, _, page = request.headers.get("hx-current-url", "").partition("/ui/")
+            form = _form_before(f"/ui/{page}") if page else SIGN_IN
+            return Response(status_code=HTTPStatus.UNAUTHORIZED, headers={"hx-redirect": form})
         if request.method != "GET":  # a button's address is no page to come back to
             return RedirectResponse(SIGN_IN, HTTPStatus.SEE_OTHER)
         back = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        return RedirectResponse(f"{SIGN_IN}?back={quote(back, safe='')}", HTTPStatus.SEE_OTHER)
+        return RedirectResponse(_form_before(back), HTTPStatus.SEE_OTHER)
 
     async def _ask_token(self, request: Request) -> Response:
         return self._sign_in_page(request, request.query_params.get("back", ""))
@@ -291,6 +293,11 @@ def _page(
     headers: Mapping[str, str] | None = None,
 ) -> Response:
     return Response(render(template, values), status, headers, "text/html")
+
+
+def _form_before(page: str) -> str:
+    """The address of the form that leads to a page."""
+    return f"{SIGN_IN}?back={quote(_own_path(page), safe='')}"
 
 
 def _own_path(back: str) -> str:

@@ -43,13 +43,15 @@ class AxisTick(NamedTuple):
 
 
 class TimelineDrawing(NamedTuple):
-    """`cut` counts spans that are too many to be drawn."""
+    """`cut` counts spans that are too many to be drawn; the axis ends at `end_ms`, where the first of them
+    begins. `predicted_ms`: of all."""
 
     height: int
     lanes: list[TimelineLane]
     bars: list[Bar]
     ticks: list[AxisTick]
     end_ms: float
+    predicted_ms: float
     costs: str
     cut: int
 
@@ -66,23 +68,28 @@ def draw(trace: str) -> TimelineDrawing:
     lanes = {
         tid: TimelineLane(tracks[tid], _HEAD + _LANE * place) for place, tid in enumerate(sorted(tracks))
     }
-    spans = [event for event in events if event["ph"] == "X"]
-    end_us = max((span["ts"] + span["dur"] for span in spans), default=0.0) or 1.0
+    spans = sorted((event for event in events if event["ph"] == "X"), key=lambda span: span["ts"])
+    drawn, left = spans[:_MOST_BARS], spans[_MOST_BARS:]
+    predicted_us = max((span["ts"] + span["dur"] for span in spans), default=0.0)
+    end_us = (left[0]["ts"] if left else predicted_us) or 1.0
     scale = (WIDTH - _GUTTER) / end_us
-    bars = [_bar(span, lanes[span["tid"]], scale) for span in spans[:_MOST_BARS]]
+    bars = [
+        _bar(span, lanes[span["tid"]], end_us, scale) for span in sorted(drawn, key=lambda span: span["tid"])
+    ]
     return TimelineDrawing(
         height=_HEAD + _LANE * len(lanes) + 4,
         lanes=list(lanes.values()),
         bars=bars,
         ticks=_ticks(end_us / 1e3, scale * 1e3),
         end_ms=end_us / 1e3,
+        predicted_ms=predicted_us / 1e3,
         costs=document["otherData"]["costs"],
-        cut=len(spans) - len(bars),
+        cut=len(left),
     )
 
 
-def _bar(span: dict[str, Any], lane: TimelineLane, scale: float) -> Bar:
-    width = max(span["dur"] * scale, 0.5)
+def _bar(span: dict[str, Any], lane: TimelineLane, end_us: float, scale: float) -> Bar:
+    width = max(min(span["dur"], end_us - span["ts"]) * scale, 0.5)
     room = int((width - 6) / _CHARACTER)
     name = span["name"]
     _, _, stage = name.rpartition(": ")

@@ -17,7 +17,7 @@ from stageloom.planner.api import routes
 from stageloom.planner.api.client import PlannerClient
 from stageloom.planner.api.context import HANDLERS, ApiCall, ApiContext
 from stageloom.planner.api.page.views import VIEWS
-from stageloom.planner.dispatch.ports import StoredRow, TelemetryWrite
+from stageloom.planner.dispatch.ports import ReportRecord, StoredRow, TelemetryWrite
 from stageloom.planner.labels import parse_changes
 from stageloom.planner.schema.access import AccessCreateRequest, AccessRevokeRequest, AuditEntry, Role
 from stageloom.planner.schema.base import Page
@@ -28,10 +28,12 @@ from stageloom.planner.store.desired import Push, push
 from stageloom.planner.store.devices import device_info, quarantine_device
 from stageloom.planner.store.labels import change_labels
 from stageloom.planner.store.link import LinkStore
+from stageloom.planner.store.plans import plan_info
+from stageloom.planner.store.rollouts import advance_rollout, fail_devices
 from stageloom.planner.store.store import Store
 from stageloom.shared.artifact import pack_artifact
 from stageloom.shared.ids import DeviceId
-from stageloom.shared.messages.control import Alarm, ModelLoad, Origin
+from stageloom.shared.messages.control import Alarm, DeviceState, ModelLoad, Origin, Report
 from stageloom.shared.messages.telemetry import (
     Ledger,
     QueueSample,
@@ -205,9 +207,22 @@ def test_every_page_asks_a_stranger_to_sign_in_and_tells_nothing(remote_planner:
         assert not shown.text
 
 
-def test_part_of_a_page_takes_a_stranger_to_the_form_as_a_whole(remote_planner: Planner) -> None:
-    shown = Browser(remote_planner).ask("/ui/fleet/live", headers={"hx-request": "true"})
-    assert (shown.status, shown.headers["hx-redirect"], shown.text) == (401, "/ui/sign-in", "")
+@pytest.mark.parametrize(
+    ("page", "form"),
+    [
+        ({}, "/ui/sign-in"),
+        (
+            {"hx-current-url": "https://x:7424/ui/plans/a?device=b"},
+            "/ui/sign-in?back=%2Fui%2Fplans%2Fa%3Fdevice%3Db",
+        ),
+        ({"hx-current-url": "https://x:7424/ui/\\evil"}, "/ui/sign-in?back=%2Fui%2Ffleet"),
+    ],
+)
+def test_part_of_a_page_takes_a_stranger_to_the_form_and_back_to_the_whole_page(
+    remote_planner: Planner, page: dict[str, str], form: str
+) -> None:
+    shown = Browser(remote_planner).ask("/ui/fleet/live", headers={"hx-request": "true", **page})
+    assert (shown.status, shown.headers["hx-redirect"], shown.text) == (401, form, "")
 
 
 def test_the_cookie_names_the_planner_and_holds_no_token(
@@ -369,13 +384,16 @@ def _charts(text: str) -> list[dict[str, Any]]:
     return [json.loads(found) for found in re.findall(r'data-chart="(.*?)" role', text)]
 
 
-def test_a_plan_is_drawn_listed_and_explained(viewer: Browser) -> None:
-    assert "Plan greedy" in viewer.see("/ui/plans/greedy")
-    drawn = viewer.see(f"/ui/plans/greedy/timeline?device={NANO}")
+def test_a_plan_is_drawn_listed_and_explained(viewer: Browser, device: DeviceId) -> None:
+    page = viewer.see("/ui/plans/greedy")
+    drawn, said = (viewer.see(part) for part in re.findall(r'hx-get="([^"]+)"', page))
+    assert "Plan greedy" in page
     bars, listed = drawn.count("<rect"), drawn.count('data-label="Takes"')
     assert bars == listed > 3 and "stream 1" in drawn and "Costs are of cpu-2-core" in drawn
-    said = viewer.see("/ui/plans/greedy/explanation")
+    assert "for nano" in " ".join(re.sub("<.*?>", "", said).split())
     assert "decided by replan" in said and "1 combined block" in said and "sequential" in said
+    other = viewer.see(f"/ui/plans/greedy/explanation?device={device}")
+    assert f"{device}</a> was never asked to run it" in other and "No device" not in other
 
 
 def test_two_versions_are_compared_and_rows_that_differ_marked(viewer: Browser) -> None:
@@ -486,12 +504,34 @@ def test_a_quarantined_device_is_released(admin: Browser, store: Store, device: 
 
 def test_buttons_come_anew_only_where_others_are_right(admin: Browser, device: DeviceId) -> None:
     page = f"/ui/devices/{device}"
-    poll = re.search(r'hx-get="([^"]+/live\?buttons=\w+)"', admin.see(page))
-    assert poll is not None
-    assert 'id="buttons"' not in admin.see(poll[1])
+    poll = _poll(admin.see(page))
+    assert 'id="buttons"' not in admin.see(poll)
     admin.press(page, f"{page}/replanning")
-    changed = admin.see(poll[1])
+    changed = admin.see(poll)
     assert 'id="buttons"' in changed and "Re-plan on alarms" in changed and 'hx-swap-oob="true"' in changed
+
+
+@pytest.mark.parametrize("page", ["/ui/fleet?search={}", "/ui/devices/{}"])
+def test_what_a_device_runs_comes_anew_only_when_it_changed(
+    viewer: Browser, store: Store, device: DeviceId, page: str
+) -> None:
+    """So no link that has the focus is replaced while nothing changes."""
+    poll = _poll(viewer.see(page.format(device)))
+    assert "/ui/plans/" not in viewer.see(poll) and _poll(viewer.see(poll)) == poll
+    digest = store.read(plan_info, "greedy").digest
+    running = Report(revision=1, active=digest, state=DeviceState.COMMITTED)
+    LinkStore(store).record_reports([ReportRecord(device, 7, running)])
+    changed = viewer.see(poll)
+    assert digest[:12] in changed and "committed" in changed
+    later = viewer.see(_poll(changed))
+    assert "committed" in later and "/ui/plans/" not in later
+
+
+def _poll(text: str) -> str:
+    """The address at which a page asks for news."""
+    found = re.search(r'hx-get="([^"]+/live\?[^"]+)"', text)
+    assert found is not None
+    return found[1]
 
 
 def test_a_re_plan_by_hand_pushes_the_plan_that_the_search_finds(
@@ -499,9 +539,9 @@ def test_a_re_plan_by_hand_pushes_the_plan_that_the_search_finds(
 ) -> None:
     page = f"/ui/devices/{device}"
     job = admin.press(page, f"{page}/replan").headers["location"]
-    assert "Re-plan of" in admin.see(job)
+    assert re.search(r'<div role="status">\s*<div', admin.see(job)), "it stays, and what is in it comes anew"
     ended = until(lambda: text if "hx-trigger" not in (text := admin.see(f"{job}/progress")) else None)
-    assert "Found" in ended and "pushed it" in ended, ended
+    assert "Found" in ended and "pushed it" in ended and "role=" not in ended, ended
     assert store.read(device_info, device).desired_generation == 1
     assert [entry.operation for entry in _noted(store, "plan.")][:2] == ["plan.push", "plan.create"]
 
@@ -520,10 +560,10 @@ def test_a_rollout_is_shown_paused_resumed_and_aborted(
     for text in (viewer.see(page), viewer.see(f"{page}/live?buttons=x")):
         assert "wave 1 of" in text and "Pause" not in text and "Abort" not in text
     assert NANO in viewer.see(page)
-    poll = re.search(r'hx-get="([^"]+/live\?buttons=\w+)"', admin.see(page))
-    assert poll is not None and 'id="buttons"' not in admin.see(poll[1])
+    poll = _poll(admin.see(page))
+    assert 'id="buttons"' not in admin.see(poll)
     admin.press(page, f"{page}/pause")
-    assert "Resume" in admin.see(poll[1])
+    assert "Resume" in admin.see(poll)
     admin.press(page, f"{page}/resume")
     admin.press(f"{page}/abort", f"{page}/abort", rollback="yes")
     ended = admin.see(page)
@@ -534,6 +574,27 @@ def test_a_rollout_is_shown_paused_resumed_and_aborted(
         "rollout.pause",
     ]
     assert viewer.ask("/ui/rollouts/nothing").status == 404
+
+
+def test_a_stopped_rollout_is_aborted_and_one_that_has_ended_is_not(
+    remote_planner: Planner, admin: Browser, world: World, tmp_path: Path
+) -> None:
+    digest, blob = pack_artifact(model("diamond", [*DIAMOND, [3], [4]])[1], b"diamond 3")
+    (tmp_path / "diamond.artifact").write_bytes(blob)
+    version = world.store.add_model("diamond", tmp_path / "diamond.artifact", digest).version
+    with PlannerClient(data_dir=remote_planner.config.data_dir) as client:
+        request = RolloutCreateRequest(model=f"diamond@{version}", rollout="failed", waves="100%")
+        client.call(routes.ROLLOUT_CREATE, request)
+    world.store.write(fail_devices, "failed", [NANO], "no plan")
+    world.store.write(advance_rollout, "failed", {})
+    page = "/ui/rollouts/failed"
+    assert "stopped" in admin.see(page) and "Abort…" in admin.see(page)
+    question = admin.see(f"{page}/abort")
+    assert "Leave it stopped" in question and "Go on with it" not in question
+    admin.press(f"{page}/abort", f"{page}/abort")
+    assert "Abort…" not in admin.see(page)
+    ended = admin.see(f"{page}/abort")
+    assert "It is aborted already" in ended and f'action="{page}/abort"' not in ended
 
 
 def test_rollouts_are_shown_page_by_page(viewer: Browser, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,11 +17,15 @@ from stageloom.planner.api.problem import ApiRefused
 from stageloom.planner.api.routes import PLAN_CREATE, PLAN_PUSH
 from stageloom.planner.schema.access import Role
 from stageloom.planner.store.access import audit_entries
+from stageloom.planner.store.desired import Push, desired, push
+from stageloom.planner.store.plans import add_plan
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.errors import InputError
+from stageloom.shared.plan import decode_plan
 from tests.planner.api.context import planner_context
 from tests.planner.jobs import running_job
-from tests.store.helpers import NANO, enrol
+from tests.planner.test_auto_plan import FACTS, Rig
+from tests.store.helpers import NANO, add_model, enrol, small_plan
 from tests.store.migrated import new_store
 
 ADA = Principal("ada", Role.OPERATOR, "192.0.2.7")
@@ -94,3 +98,19 @@ def test_a_push_that_is_not_committed_in_time_may_still_be(
         replan.press()
     assert caught.value.status == 503
     assert replan.noted() == [("ada", "plan.push", "best", 503)]
+
+
+def test_a_re_plan_leaves_a_newer_version_of_a_model_to_its_rollout(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    with closing(rig.store) as store:
+        rig.tells(FACTS)
+        store.write(add_plan, "first", small_plan(store, "long"), "sequential")
+        store.write(push, Push(device=NANO, plan="first", decided_by="operator"))
+        add_model(store, tmp_path, "long", 12)
+        api = planner_context(store, ManualClock())
+        api.live.tokens.hold([(bearer_digest("stl_ada"), "ada", Role.OPERATOR)])
+        assert Replan(api, Future(), []).press().pushed
+        wanted = store.read(desired, NANO)
+        assert wanted is not None and wanted.generation == 2 and wanted.plan
+        (model,) = decode_plan(wanted.plan).models
+        assert model.artifact == rig.artifacts["long"]

@@ -50,19 +50,19 @@
 
   let since = Date.now() / 1e3;
   const stale = () => document.getElementById("stale");
-  function old() {
-    stale().textContent = `The planner does not answer; the figures are of ${clock(since)} UTC.`;
+  function old(why) {
+    stale().textContent = `${why}; the figures are of ${clock(since)} UTC.`;
     stale().hidden = false;
   }
 
   document.addEventListener("htmx:load", (event) => found(event.detail.elt));
   function failed(event) {
     const { elt, xhr } = event.detail;
+    const told = new DOMParser().parseFromString(xhr.responseText, "text/html").querySelector("[role=alert]");
     if (elt.getAttribute("hx-trigger") !== "load") {
-      old();
+      old(told ? `The planner refuses: ${told.textContent}` : "The planner does not answer");
       return;
     }
-    const told = new DOMParser().parseFromString(xhr.responseText, "text/html").querySelector("[role=alert]");
     const said = document.createElement("p");
     said.className = "problem";
     said.textContent = told?.textContent ?? "The planner does not answer.";
