@@ -190,7 +190,7 @@ class Agent:
 
     def _model_timed(self, request: int, step_us: Mapping[int, float], reason: str, cannot: bool) -> None:
         if request >= OWN_REQUESTS:
-            self._ways.answered(step_us.get(0), reason, cannot=cannot, quiet=not len(self._ledger))
+            self._ways.answered(step_us.get(0), cannot=cannot, quiet=not len(self._ledger))
             return
         choice = self._choice
         if choice is None:
