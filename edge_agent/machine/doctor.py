@@ -47,6 +47,7 @@ from stageloom.shared.errors import StageloomError
 from stageloom.shared.extensions import Extensions
 from stageloom.shared.search.registry import added_schedulers
 from stageloom.shared.systemd.install import PACKAGED_UNIT_DIRECTORY, UNIT_DIRECTORY
+from stageloom.shared.systemd.unit import words_of
 from stageloom.shared.text import counted
 
 _NEEDED = ("msgpack", "msgspec", "numpy", "pyzmq")
@@ -403,8 +404,8 @@ def unit_check(directories: Sequence[Path]) -> Check:
         return _ok("unit", "not installed as a service")
     lines = unit.read_text(encoding="utf-8").splitlines()
     command = next((line.partition("=")[2] for line in lines if line.startswith("ExecStart=")), "")
-    words = command.split()
-    if "-m" in words or not words or not os.access(words[0].strip('"'), os.X_OK):
+    words = words_of(command)
+    if "-m" in words or not words or not os.access(words[0], os.X_OK):
         return _fail(
             "unit",
             f"{unit} starts `{command}`, which this version does not have",
