@@ -373,12 +373,12 @@ def key_check(home: Path) -> Check:
 
 
 def _files() -> Check:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < _LEAST_FILES:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # the agent raises its own limit to the hard one
+    if most < _LEAST_FILES:
         return _warn(
-            "open files", f"at most {soft}", f"raise the limit to {_LEAST_FILES} (`ulimit -n {_LEAST_FILES}`)"
+            "open files", f"at most {most}", f"raise the hard limit to {_LEAST_FILES} (`ulimit -Hn`)"
         )
-    return _ok("open files", f"at most {soft}")
+    return _ok("open files", f"at most {most}")
 
 
 def _shared_memory() -> Check:

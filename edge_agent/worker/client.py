@@ -99,27 +99,28 @@ class EngineClient:
         if self._process is not None:
             return
         self.life += 1
-        ours, theirs = channel_pair()
-        our_ends, their_ends = channel_pair()
-        for end in (ours, theirs, their_ends):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        passed = [theirs.fileno(), their_ends.fileno()]
         module = [sys.executable, "-m", "stageloom.edge_agent.worker"]
+        opened: list[socket.socket] = []
         try:
+            opened += channel_pair()
+            opened += channel_pair()
+            ours, theirs, our_ends, their_ends = opened
+            for end in (ours, theirs, their_ends):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+            passed = [theirs.fileno(), their_ends.fileno()]
             self._process = subprocess.Popen(
                 [*module, *map(str, passed), encode_config(self._config)],
                 pass_fds=passed,
                 stdin=subprocess.DEVNULL,
             )
         except OSError as error:
-            ours.close()
-            our_ends.close()
+            for end in opened:
+                end.close()
             _log.error("the engine process cannot be started: %s; trying again in a second", error)
             self.start_in(_RETRY_S)
             return
-        finally:
-            theirs.close()
-            their_ends.close()
+        theirs.close()
+        their_ends.close()
         self._channel, self._ends = Channel(ours), Channel(our_ends)
         self._watched = 0
         self._heard_s = self.sign_s = self._loop.now()
