@@ -39,14 +39,11 @@ class EngineClient:
     tasks were in flight, and whether to start another process, is the caller's business.
     """
 
-    def __init__(
-        self, loop: Loop, config: WorkerConfig, silent_s: float, on_report: Callable[[Report], None]
-    ) -> None:
+    def __init__(self, loop: Loop, config: WorkerConfig, on_report: Callable[[Report], None]) -> None:
         self.life = 0  # counts processes: a new one knows nothing of what the last one was told
         self.sign_s = loop.now()  # when the process last spoke, was started or was seen to end
         self._loop = loop
         self._config = config
-        self._silent_s = silent_s
         self._on_report = on_report
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None  # open exactly while there is a process, as is
@@ -126,12 +123,12 @@ class EngineClient:
         self._heard_s = self.sign_s = self._loop.now()
         self._watch(self._channel)
 
-    def check_alive(self, *, busy: bool) -> None:
-        """Kill a process that has been silent for too long, unless it is loading (`busy`)."""
+    def check_alive(self, limit_s: float, *, busy: bool) -> None:
+        """Kill a process that has been silent for longer than `limit_s`, unless it is loading (`busy`)."""
         if self._process is None or busy:
             self._heard_s = self._loop.now()
-        elif self._loop.now() - self._heard_s > self._silent_s:
-            _log.error("the engine process has been silent for %g s and is killed", self._silent_s)
+        elif self._loop.now() - self._heard_s > limit_s:
+            _log.error("the engine process has been silent for %g s and is killed", limit_s)
             self.end()
 
     def end(self) -> None:
