@@ -7,7 +7,7 @@ another plan is better, that plan takes over under the guard.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Final
@@ -127,11 +127,16 @@ class ExecutorTimes:
         while len(self._times_s) > _MOST:
             del self._times_s[next(iter(self._times_s))]
 
-    def save(self) -> None:
-        """Raises:
-        StorageError: it cannot be written; the next start measures again.
+    def save(self, without: Collection[tuple[Digest, ExecutorOptions]] = ()) -> None:
+        """All but these.
+
+        Raises:
+            StorageError: it cannot be written; the next start measures again.
         """
-        times = {artifact: list(map(_row, known.items())) for artifact, known in self._times_s.items()}
+        times = {
+            artifact: [_row(one) for one in known.items() if (Digest(artifact), one[0]) not in without]
+            for artifact, known in self._times_s.items()
+        }
         self._file.save(msgspec.msgpack.encode(_Remembered(self.environment, times)))
 
 

@@ -72,7 +72,7 @@ def make_parts(
         trial=config.trial,
         load_limit_s=config.load_limit_s,
     )
-    engine = EngineClient(loop, _worker_config(config), config.silent_engine_s, on_report)
+    engine = EngineClient(loop, _worker_config(config), on_report)
     engine.start()
     try:
         lifecycle, problems = make_lifecycle(plans)

@@ -8,6 +8,7 @@ import contextlib
 import faulthandler
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -41,6 +42,7 @@ BESIDE_IMPORT_S: Final = 300.0
 def main() -> int:
     os.umask(0o077)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    allow_open_files()
     faulthandler.enable(2)  # systemd ends a process that hangs by SIGABRT: the log shows where
     try:
         if len(sys.argv) != 2:
@@ -59,6 +61,14 @@ def main() -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
+
+
+def allow_open_files() -> None:
+    """As many as the system lets this process have: applications and arenas take some in the engine process,
+    too, and the usual soft limit is for programs that use `select`."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # a sandbox may forbid it
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def run_agent(config: AgentConfig, make_lifecycle: LifecycleFactory | None = None) -> ExitCode:

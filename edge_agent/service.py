@@ -190,7 +190,7 @@ class Agent:
 
     def _model_timed(self, request: int, step_us: Mapping[int, float], reason: str, cannot: bool) -> None:
         if request >= OWN_REQUESTS:
-            self._ways.answered(step_us.get(0), reason, cannot=cannot, quiet=not len(self._ledger))
+            self._ways.answered(step_us.get(0), cannot=cannot, quiet=not len(self._ledger))
             return
         choice = self._choice
         if choice is None:
@@ -225,7 +225,10 @@ class Agent:
         self._lifecycle.do(self._plans.tick(self.loop.now()))
         serving = self._plans.engine_up and not self._plans.loading
         self._ways.tick(free=serving and self._plans.runner is None and not self._stopping)
-        self._engine.check_alive(busy=not serving)
+        limit_s = self._config.silent_engine_s
+        if not self._plans.engine_up:  # it starts, for which it has the time of a load
+            limit_s = max(limit_s, self._config.load_limit_s)
+        self._engine.check_alive(limit_s, busy=self._plans.loading)
         self._watchdog.beat(self.loop.now(), self._engine.sign_s, self._summary, serving=serving)
 
     def _summary(self) -> str:

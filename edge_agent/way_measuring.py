@@ -6,7 +6,7 @@ counts.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, Protocol
@@ -66,6 +66,11 @@ class WayRequests:
         ]
         return [self._request(*one) for one in wanted]
 
+    @property
+    def unfinished(self) -> set[tuple[Digest, ExecutorOptions]]:
+        """The ways of which measurements are still to come."""
+        return {(choice.artifact, options) for choice, options in self.open.values()}
+
     def _request(
         self, choice: ModelChoice, need: ArtifactNeed, options: ExecutorOptions
     ) -> StageProfileRequest:
@@ -100,6 +105,7 @@ class PlannedWays:
     _due: deque[_Asked] = field(default_factory=deque)
     _sent: _Asked | None = None
     _seen: set[Digest] = field(default_factory=set)
+    _named: set[Digest] = field(default_factory=set)  # by the plan that runs
     _not_before_s: float = 0.0
     _held_until_s: float = 0.0
 
@@ -114,7 +120,9 @@ class PlannedWays:
         return self._sent is not None
 
     def add(self, models: Sequence[tuple[ModelChoice, ArtifactNeed]], not_before_s: float) -> None:
-        """Models that a plan brings; those that were seen before change nothing."""
+        """The models of the plan that runs now; those that were seen before change nothing, and what others
+        lack is left out when the next is asked for: the sides of a trial take turns."""
+        self._named = {choice.artifact for choice, _ in models}
         self._not_before_s = max(self._not_before_s, not_before_s)
         fresh = [(choice, need) for choice, need in models if choice.artifact not in self._seen]
         self._seen.update(choice.artifact for choice, _ in fresh)
@@ -122,7 +130,11 @@ class PlannedWays:
 
     def next(self, now_s: float) -> StageProfileRequest | None:
         """What to ask for now; None while a measurement is made, in a pause, and once all are made."""
-        if self._sent is not None or not self._due or now_s < self._not_before_s:
+        if self._sent is not None or now_s < self._not_before_s:
+            return None
+        self._seen &= self._named
+        self._leave_out(lambda choice, _: choice.artifact not in self._named)
+        if not self._due:
             return None
         self._sent = self._due.popleft()
         self._held_until_s = now_s + max(HELD_S, self._sent.request.budget_s)
@@ -133,22 +145,21 @@ class PlannedWays:
         return now_s < self._held_until_s
 
     def answered(
-        self, step_us: float | None, now_s: float, *, quiet: bool, again: bool = True
+        self, step_us: float | None, now_s: float, *, quiet: bool, cannot: bool = False
     ) -> tuple[ModelChoice, ExecutorOptions] | None:
         """The measurement that was asked for ended; returns what it was of, unless it is made again.
 
-        `quiet`: no task is there. `again`: without a time it is worth another attempt; else further rounds
-        leave that way out, too.
+        `quiet`: no task is there. `cannot`: the model cannot run so, and further rounds leave that way out.
         """
         sent = self._sent
         assert sent is not None, "nothing was asked for"
         self._sent = None
         self._held_until_s = min(self._held_until_s, now_s + RECOVERY_S)
-        if step_us is not None or not again:
+        if step_us is not None or cannot:
             self._not_before_s = now_s + (QUIET_PAUSE_S if quiet else PAUSE_S)
             found = self.requests.open.pop(sent.request.request)
             if step_us is None:
-                self._leave_out(*found)
+                self._leave_out(lambda choice, its: (choice.artifact, its) == (found[0].artifact, found[1]))
             return found
         self._not_before_s = now_s + BUSY_PAUSE_S
         sent.attempts += 1
@@ -157,12 +168,8 @@ class PlannedWays:
             return None
         return self.requests.open.pop(sent.request.request)
 
-    def _leave_out(self, choice: ModelChoice, options: ExecutorOptions) -> None:
-        of_it = {
-            number
-            for number, (other, its) in self.requests.open.items()
-            if (other.artifact, its) == (choice.artifact, options)
-        }
+    def _leave_out(self, of: Callable[[ModelChoice, ExecutorOptions], bool]) -> None:
+        of_it = {number for number, found in self.requests.open.items() if of(*found)}
         for number in of_it:
             del self.requests.open[number]
         self._due = deque(one for one in self._due if one.request.request not in of_it)

@@ -5,7 +5,7 @@ It measures while nothing is served and no trial runs, and remembers what it fou
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from stageloom.edge_agent.config import AUTO
@@ -14,7 +14,6 @@ from stageloom.edge_agent.lifecycle.shell import NoLink
 from stageloom.edge_agent.lifecycle.states import RunnablePlan
 from stageloom.edge_agent.machine.device import device_class
 from stageloom.edge_agent.parts import Parts
-from stageloom.edge_agent.reporting.profiles import ENDED_TWICE
 from stageloom.edge_agent.store import StateFile
 from stageloom.edge_agent.way_measuring import OWN_REQUESTS, PlannedWays, WayRequests
 from stageloom.shared.errors import StageloomError
@@ -62,10 +61,9 @@ class WayWatch:
             plan = decode_plan(active.wire)
         except StageloomError:  # it runs, so it was readable; nothing here may end the agent
             return
-        if not {options.name for options in plan.executors} <= set(self._installed):
-            return
         checker = self._parts.checker
-        needs = {need.digest: need for need in active.artifacts}
+        chosen = {options.name for options in plan.executors} <= set(self._installed)
+        needs = {need.digest: need for need in active.artifacts if chosen}
         self._parts.background.run(
             lambda: {digest: checker.graph(digest) for digest in needs},
             lambda graphs: self._add(plan, graphs, needs),
@@ -93,16 +91,17 @@ class WayWatch:
         if free and (request := self._ways.next(self._parts.loop.now())) is not None:
             self._parts.profiles.wanted(request)
 
-    def answered(self, step_us: float | None, reason: str, *, cannot: bool, quiet: bool) -> None:
-        """What was asked for ended, `cannot`: it never can be measured; `quiet`: no task is there."""
-        ended = cannot and reason == ENDED_TWICE
-        found = self._ways.answered(step_us, self._parts.loop.now(), quiet=quiet, again=not ended)
+    def answered(self, step_us: float | None, *, cannot: bool, quiet: bool) -> None:
+        """What was asked for ended, `cannot`: the model cannot run so; `quiet`: no task is there."""
+        found = self._ways.answered(step_us, self._parts.loop.now(), quiet=quiet, cannot=cannot)
         if found is None:
             return
-        if (step_us is not None or ended) and self._parts.machine.power_mode == self._mode:
-            self._note(*found, math.inf if step_us is None else step_us * 1e-6)
-        if not self._ways.left:
-            self._save()
+        choice, options = found
+        if (step_us is not None or cannot) and self._parts.machine.power_mode == self._mode:
+            self._note(choice, options, math.inf if step_us is None else step_us * 1e-6)
+        unfinished = self._ways.requests.unfinished
+        if (choice.artifact, options) not in unfinished:
+            self._save(unfinished)
 
     def _note(self, choice: ModelChoice, options: ExecutorOptions, taken_s: float) -> None:
         known_s = self._times.of(choice.artifact).get(options, math.inf)
@@ -111,8 +110,9 @@ class WayWatch:
             [row for row in self._times.rows(choice.artifact) if row.executor == options.name]
         )
 
-    def _save(self) -> None:
+    def _save(self, unfinished: Collection[tuple[Digest, ExecutorOptions]]) -> None:
+        """What further rounds may shorten is measured anew after a restart."""
         try:
-            self._times.save()
+            self._times.save(unfinished)
         except StageloomError as error:
             self._parts.journal.note("executor_times", str(error))

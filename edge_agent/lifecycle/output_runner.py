@@ -87,11 +87,12 @@ class OutputRunner:
         if self.over or report.number != self._number:
             return []
         verdict = report.verdict
-        if verdict is not None and not report.reason:
+        if verdict is not None:
             agrees = Verdict.COMMIT if verdict.agrees else Verdict.REJECT
-            return self._end(TrialResult(verdict=agrees, reason=verdict.text(), outputs=verdict), now)
+            reason = "; ".join(filter(None, (verdict.text(), report.reason)))
+            return self._end(TrialResult(verdict=agrees, reason=reason, outputs=verdict), now)
         failed = Verdict.REJECT if report.failed else Verdict.ABANDONED
-        return self._end(TrialResult(verdict=failed, reason=report.reason, outputs=verdict), now)
+        return self._end(TrialResult(verdict=failed, reason=report.reason), now)
 
     def crashed(self, how: str, now: float) -> list[Action]:
         """The engine process ended while the candidate ran on its inputs."""

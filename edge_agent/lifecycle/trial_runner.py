@@ -260,8 +260,7 @@ def window_figures(seen: WindowMeasured, models: tuple[str, ...]) -> WindowFigur
         measured_s=max(seen.measured_s, _SHORTEST_S),
         busy_s=max(seen.busy_s, 0.0),
         saturated=seen.saturated,
-        # A task for several models that has ended in one of them only has no latency yet.
-        p99_s=max(seen.p99_s, _SHORTEST_S) if any(one.completed for one in of) else 0.0,
+        p99_s=seen.p99_s,
         oldest_age_s=seen.oldest_age_s,
         judged=tuple(one.judged for one in of),
         log_latency=tuple(one.log_latency for one in of),

@@ -151,10 +151,9 @@ class MachineWatch:
         if not self.power_mode:
             return ""
         before, _, after = self._environment(_ANY_MODE).partition(_ANY_MODE)
-        if not (environment.startswith(before) and environment.endswith(after)):
-            return ""
-        mode = environment[len(before) : len(environment) - len(after)]
-        return mode if mode != self.power_mode else ""
+        mode = environment.removeprefix(before).partition(after[:1] or ";")[0]
+        # Made anew in that mode: what of a long text is cut off depends on it, and so does the digest.
+        return mode if mode != self.power_mode and self._environment(mode) == environment else ""
 
     def _look_at_mode(self) -> None:
         """A mode that cannot be read just now has not changed: a change makes the agent plan anew."""

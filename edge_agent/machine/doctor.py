@@ -47,6 +47,7 @@ from stageloom.shared.errors import StageloomError
 from stageloom.shared.extensions import Extensions
 from stageloom.shared.search.registry import added_schedulers
 from stageloom.shared.systemd.install import PACKAGED_UNIT_DIRECTORY, UNIT_DIRECTORY
+from stageloom.shared.systemd.unit import words_of
 from stageloom.shared.text import counted
 
 _NEEDED = ("msgpack", "msgspec", "numpy", "pyzmq")
@@ -372,12 +373,12 @@ def key_check(home: Path) -> Check:
 
 
 def _files() -> Check:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < _LEAST_FILES:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # the agent raises its own limit to the hard one
+    if most < _LEAST_FILES:
         return _warn(
-            "open files", f"at most {soft}", f"raise the limit to {_LEAST_FILES} (`ulimit -n {_LEAST_FILES}`)"
+            "open files", f"at most {most}", f"raise the hard limit to {_LEAST_FILES} (`ulimit -Hn`)"
         )
-    return _ok("open files", f"at most {soft}")
+    return _ok("open files", f"at most {most}")
 
 
 def _shared_memory() -> Check:
@@ -403,8 +404,8 @@ def unit_check(directories: Sequence[Path]) -> Check:
         return _ok("unit", "not installed as a service")
     lines = unit.read_text(encoding="utf-8").splitlines()
     command = next((line.partition("=")[2] for line in lines if line.startswith("ExecStart=")), "")
-    words = command.split()
-    if "-m" in words or not words or not os.access(words[0].strip('"'), os.X_OK):
+    words = words_of(command)
+    if "-m" in words or not words or not os.access(words[0], os.X_OK):
         return _fail(
             "unit",
             f"{unit} starts `{command}`, which this version does not have",

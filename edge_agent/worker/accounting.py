@@ -8,7 +8,7 @@ before, for which it may have waited. A task that has not ended counts with the 
 that it has when the window ends, so that a plan cannot hide those that it leaves; none that came in the
 last tenth counts, as an age near nothing says nothing. A task that expired, was refused or was given up
 counts as twice the time that it had; one without a deadline by the time after which it was given up, and
-not at all where it failed or was refused.
+not at all where it failed or was refused. p99 is that of those that completed.
 """
 
 import math
@@ -101,7 +101,7 @@ class WindowCounter:
     completed_before: dict[str, int]  # tasks, by model
     closes_s: float = math.inf  # the last arrival whose latency counts
     models: dict[str, ModelFigures] = field(default_factory=dict)
-    latencies_s: list[float] = field(default_factory=list)  # of completed tasks, arrival to answer
+    latencies_s: list[float] = field(default_factory=list)  # of tasks in time, arrival to answer
     due: int = 0  # of the tasks that arrived until `closes_s`, those that have ended
     in_time: int = 0  # and completed
 
@@ -134,13 +134,13 @@ class WindowCounter:
         latency_s, completed = now - task.arrived_s, outcome is Outcome.COMPLETED
         for name in task.models:
             self._model(name).ended += 1
-        if completed and len(self.latencies_s) < MAX_LATENCIES:
-            self.latencies_s.append(latency_s)
         allowed_s = task.deadline_s - task.arrived_s
         if allowed_s <= 0.0 or not self.began_s <= task.arrived_s <= self.closes_s:
             return
         self.due += 1
         self.in_time += completed
+        if completed and len(self.latencies_s) < MAX_LATENCIES:
+            self.latencies_s.append(latency_s)
         if not completed and allowed_s < math.inf:
             latency_s = 2 * allowed_s
         if completed or allowed_s < math.inf or outcome is Outcome.CANCELLED:
@@ -181,7 +181,7 @@ class WindowCounter:
         )
 
     def _p99_s(self) -> float:
-        """The smallest latency that at most one in a hundred exceeds; 0 without a completed task."""
+        """The smallest latency that at most one in a hundred exceeds; 0 without one."""
         ordered = sorted(self.latencies_s)
         return ordered[math.ceil(0.99 * len(ordered)) - 1] if ordered else 0.0
 

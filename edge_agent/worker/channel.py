@@ -6,6 +6,7 @@ cannot stall a lane or the link.
 """
 
 import array
+import logging
 import os
 import socket
 from collections import deque
@@ -19,7 +20,9 @@ MAX_BACKLOG = 16384
 _MAX_FDS = 4
 _FD_SPACE = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
 _CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)  # enums are slow to compare
-_CUT_OFF = int(socket.MSG_TRUNC) | int(socket.MSG_CTRUNC)
+_CUT_OFF, _NO_FDS = int(socket.MSG_TRUNC), int(socket.MSG_CTRUNC)
+
+_log = logging.getLogger(__name__)
 
 
 class ChannelClosed(UnavailableError):
@@ -102,6 +105,8 @@ class Channel:
     def receive(self) -> tuple[bytes, list[int]] | None:
         """The next message with its file descriptors, or None when none waits.
 
+        Without any where this process may open no further file: whoever wanted them says what is lost.
+
         Raises:
             ChannelClosed: the other process is gone.
             ValueError: the message was larger than the limit; it is lost.
@@ -115,10 +120,13 @@ class Channel:
         if not message:
             raise ChannelClosed
         fds = descriptors_in(ancillary) if ancillary else []
-        if flags & _CUT_OFF:
+        if flags & (_CUT_OFF | _NO_FDS):
             for fd in fds:
                 os.close(fd)
-            raise ValueError("a message was cut off at the size limit")
+            if flags & _CUT_OFF:
+                raise ValueError("a message was cut off at the size limit")
+            _log.error("a message came without its descriptors: too many files are open")
+            return message, []
         return message, fds
 
     def close(self) -> None:

@@ -39,14 +39,11 @@ class EngineClient:
     tasks were in flight, and whether to start another process, is the caller's business.
     """
 
-    def __init__(
-        self, loop: Loop, config: WorkerConfig, silent_s: float, on_report: Callable[[Report], None]
-    ) -> None:
+    def __init__(self, loop: Loop, config: WorkerConfig, on_report: Callable[[Report], None]) -> None:
         self.life = 0  # counts processes: a new one knows nothing of what the last one was told
         self.sign_s = loop.now()  # when the process last spoke, was started or was seen to end
         self._loop = loop
         self._config = config
-        self._silent_s = silent_s
         self._on_report = on_report
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None  # open exactly while there is a process, as is
@@ -99,38 +96,39 @@ class EngineClient:
         if self._process is not None:
             return
         self.life += 1
-        ours, theirs = channel_pair()
-        our_ends, their_ends = channel_pair()
-        for end in (ours, theirs, their_ends):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        passed = [theirs.fileno(), their_ends.fileno()]
         module = [sys.executable, "-m", "stageloom.edge_agent.worker"]
+        opened: list[socket.socket] = []
         try:
+            opened += channel_pair()
+            opened += channel_pair()
+            ours, theirs, our_ends, their_ends = opened
+            for end in (ours, theirs, their_ends):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+            passed = [theirs.fileno(), their_ends.fileno()]
             self._process = subprocess.Popen(
                 [*module, *map(str, passed), encode_config(self._config)],
                 pass_fds=passed,
                 stdin=subprocess.DEVNULL,
             )
         except OSError as error:
-            ours.close()
-            our_ends.close()
+            for end in opened:
+                end.close()
             _log.error("the engine process cannot be started: %s; trying again in a second", error)
             self.start_in(_RETRY_S)
             return
-        finally:
-            theirs.close()
-            their_ends.close()
+        theirs.close()
+        their_ends.close()
         self._channel, self._ends = Channel(ours), Channel(our_ends)
         self._watched = 0
         self._heard_s = self.sign_s = self._loop.now()
         self._watch(self._channel)
 
-    def check_alive(self, *, busy: bool) -> None:
-        """Kill a process that has been silent for too long, unless it is loading (`busy`)."""
+    def check_alive(self, limit_s: float, *, busy: bool) -> None:
+        """Kill a process that has been silent for longer than `limit_s`, unless it is loading (`busy`)."""
         if self._process is None or busy:
             self._heard_s = self._loop.now()
-        elif self._loop.now() - self._heard_s > self._silent_s:
-            _log.error("the engine process has been silent for %g s and is killed", self._silent_s)
+        elif self._loop.now() - self._heard_s > limit_s:
+            _log.error("the engine process has been silent for %g s and is killed", limit_s)
             self.end()
 
     def end(self) -> None:

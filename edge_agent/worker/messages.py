@@ -450,7 +450,8 @@ class RecordingEnded(_Message, frozen=True, tag=22):
 
 
 class OutputsCompared(_Message, frozen=True, tag=25):
-    """What a `CompareOutputs` found; a reason says why nothing. `failed`: the candidate is to blame."""
+    """What a `CompareOutputs` found; a reason says why nothing, or beside a verdict what was left out.
+    `failed`: the candidate is to blame."""
 
     number: int
     verdict: OutputsVerdict | None

@@ -11,7 +11,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -29,6 +29,7 @@ from stageloom.shared.errors import ExecutorError, StageloomError
 from stageloom.shared.ids import Digest, StepId, TaskId
 from stageloom.shared.output_comparison import OutputComparison
 from stageloom.shared.plan import MAX_LANES, Member
+from stageloom.shared.text import counted
 
 if TYPE_CHECKING:
     import numpy
@@ -156,8 +157,7 @@ class OutputComparer:
         sampler: InputSampler,
         versions: "list[_Version]",
     ) -> OutputsCompared:
-        old, new = versions
-        comparison = OutputComparison(order.tolerance)
+        comparison, failures = OutputComparison(order.tolerance), list[str]()
         ends_s = time.monotonic() + order.limit_s
         missing, rests_until_s = set(order.models), 0.0
         while missing and self._newest == order.number and time.monotonic() < ends_s:
@@ -171,32 +171,39 @@ class OutputComparer:
             model, inputs = sample
             self._await_pause(ends_s)
             began_s = time.monotonic()
-            before = old.run(model, inputs)
             try:
-                after = new.run(model, inputs)
-            except ExecutorError as error:
-                raise _CandidateFailed(str(error)) from error
-            comparison.take(model, before, after)
+                comparison.take(model, *_outputs(versions, model, inputs))
+            except ExecutorError as error:  # an input that is no good says nothing of the new version
+                failures.append(one_line(error))
             ended_s = time.monotonic()
             rests_until_s = ended_s + _REST * (ended_s - began_s)
             if comparison.inputs_of(model) < order.inputs:
                 sampler.want(model)
             else:
                 missing.discard(model)
-        unseen = sorted(model for model in order.models if not comparison.inputs_of(model))
-        verdict = comparison.verdict()
-        if unseen and verdict.agrees:
-            reason = (
-                f"no task of {', '.join(unseen)} came within {order.limit_s:g} s, so that outputs are not "
-                "compared; push when tasks come, or without --compare-outputs"
-            )
-            return OutputsCompared(order.number, None, reason)
-        return OutputsCompared(order.number, verdict)
+        return _found(order, comparison, failures)
 
     def _await_pause(self, ends_s: float) -> None:
         until_s = min(time.monotonic() + _PATIENCE_S, ends_s)
         while not self._idle() and time.monotonic() < until_s:
             time.sleep(_POLL_S)
+
+
+def _found(order: CompareOutputs, comparison: OutputComparison, failures: list[str]) -> OutputsCompared:
+    """The answer; `failures` of the version that runs, each on an input that was left out."""
+    left_out = ""
+    if failures:
+        count = counted(len(failures), "input")
+        left_out = f"{count} left out, on which the version that runs fails: {failures[-1]}"
+    unseen = sorted(model for model in order.models if not comparison.inputs_of(model))
+    verdict = comparison.verdict()
+    if unseen and verdict.agrees:
+        reason = (
+            f"no task of {', '.join(unseen)} came within {order.limit_s:g} s whose outputs could be "
+            "compared; push when tasks come, or without --compare-outputs"
+        )
+        return OutputsCompared(order.number, None, "; ".join(filter(None, (reason, left_out))))
+    return OutputsCompared(order.number, verdict, left_out)
 
 
 def _plans(order: CompareOutputs, driver: EngineRuntime) -> list[BoundPlan]:
@@ -210,6 +217,23 @@ def _plans(order: CompareOutputs, driver: EngineRuntime) -> list[BoundPlan]:
     if len(bounds) != len(plans):
         raise ExecutorError("one of the two plans is not loaded any more")
     return bounds
+
+
+def _outputs(
+    versions: "Sequence[_Version]", model: str, inputs: "Mapping[str, numpy.ndarray]"
+) -> "tuple[Mapping[str, numpy.ndarray], Mapping[str, numpy.ndarray]]":
+    """Of the version that runs and of the new one.
+
+    Raises:
+        ExecutorError: the version that runs fails on this input.
+        _CandidateFailed: the new one alone does.
+    """
+    old, new = versions
+    before = old.run(model, inputs)
+    try:
+        return before, new.run(model, inputs)
+    except ExecutorError as error:
+        raise _CandidateFailed(str(error)) from error
 
 
 class _CandidateFailed(Exception):

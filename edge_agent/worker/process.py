@@ -206,7 +206,7 @@ class EngineProcess:
             self._handlers[kind](command, fds)
             if kind not in self._tasks.handlers:
                 os.eventfd_write(self._nudge, 1)  # it may have something to report, or to wait for
-        except (StageloomError, ValueError) as error:
+        except (StageloomError, ValueError, OSError) as error:
             log.error("a command could not be carried out: %s", error)
         finally:
             for fd in fds:
@@ -333,8 +333,12 @@ class EngineProcess:
             self._driver.observe(self._traced if command.on else None)
 
     def _record(self, command: messages.StartRecording, fds: list[int]) -> None:
-        if fds:
+        try:
+            if not fds:
+                raise OSError("it came without its file")
             self._recording.order(command, fds[0], time.monotonic())
+        except OSError as error:
+            self.report(messages.RecordingEnded(command.number, f"it cannot begin: {error}"))
 
     def _traced(self, step: Step, result: StepResult) -> None:
         driver = self._driver

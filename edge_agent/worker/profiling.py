@@ -468,7 +468,7 @@ class Profiler:
 
     def _whole(self, request: messages.Profile, artifact: Artifact) -> messages.WholeTime | None:
         """One run of the model in a session over all of it, as a plan that does not cut it has it; None where
-        the device was too busy."""
+        the device was too busy, or it failed for a cause that may pass."""
         asked = request.timing
         share = _WHOLE_BESIDE_PARTS if request.parts else _WHOLE_SHARE
         moments = IdleTime(self._idle, own_s=share * asked.limit_s, wall_s=asked.wall_s)
@@ -482,8 +482,11 @@ class Profiler:
                 (found,) = profile_stages(
                     bound, {artifact.digest: artifact}, executor, moments, _WHOLE_RUNS, serving=serving
                 )
+        except _CannotRunError as error:
+            return messages.WholeTime(request.request, None, 0, str(error))
         except Exception as error:  # there is no time, and the engine goes on
-            return messages.WholeTime(request.request, None, 0, _one_line(error))
+            log.warning("model %s is not timed as a whole: %s", request.artifact[:12], _one_line(error))
+            return None
         if not found.step_s:
             return None
         return messages.WholeTime(request.request, summary(found.step_s).median_us, len(found.step_s))

@@ -23,6 +23,7 @@ import msgspec
 
 from stageloom.edge_agent.executor.base import StepResult
 from stageloom.edge_agent.worker.messages import RecordingEnded, StartRecording
+from stageloom.edge_agent.worker.pinning import may_keep_to
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.core import EngineCore
 from stageloom.shared.engine.steps import Outcome, PlanKey, Step
@@ -81,6 +82,7 @@ class RecordingFile:
         self._thread.join()
 
     def _run(self) -> None:
+        may_keep_to(os.sched_getaffinity(os.getpid()))  # not to those of the lane that took the order
         try:
             while (data := self._queue.get()) is not None and not self._abandoned:
                 self._write(data)

@@ -153,7 +153,7 @@ class WindowFigures:
     measured_s: float  # the real distance between the two instants
     busy_s: float  # of them, with at least one step in flight on the device
     saturated: bool  # tasks were waiting all the time, so the plan set the throughput and not the arrivals
-    p99_s: float  # latency from arrival to answer; 0 only where nothing completed
+    p99_s: float  # of these latencies, where the task completed; 0 without one
     oldest_age_s: float  # the greatest that a task had which waited, in a queue or an instance
     judged: tuple[int, ...]  # tasks whose latency counts, per model [num_models]
     log_latency: tuple[float, ...]  # their natural logarithms of seconds, summed [num_models]
@@ -165,7 +165,7 @@ class WindowFigures:
         counts = (*self.completed, *self.judged, self.failed, self.in_time, self.due - self.in_time)
         possible = all(0.0 <= n < math.inf for n in numbers) and min(counts) >= 0 and self.measured_s > 0
         possible = possible and all(map(math.isfinite, self.log_latency))
-        if not possible or (any(self.completed) and not self.p99_s):
+        if not possible:
             raise ValueError(f"no figures of a window: {self}")
 
     def work_s(self, service_s: Sequence[float]) -> float:

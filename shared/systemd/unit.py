@@ -1,5 +1,6 @@
 """A unit file as text: a few settings replaced, everything else kept as a person wrote it. Pure."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
@@ -41,8 +42,16 @@ def state_settings(home: PurePath) -> dict[str, Sequence[str]]:
 
 
 def command_line(words: Sequence[str]) -> str:
-    """A command as `ExecStart=` wants it."""
-    return " ".join(quoted(word.replace("$", "$$")) for word in words)
+    """A command as `ExecStart=` wants it. In the program systemd replaces no variables, so `$` is itself."""
+    program, *arguments = words
+    return " ".join(map(quoted, [program, *(word.replace("$", "$$") for word in arguments)]))
+
+
+def words_of(command: str) -> list[str]:
+    """The words of which `command_line` made a command."""
+    found = re.findall(r'"((?:[^"\\]|\\.)*)"|(\S+)', command)
+    words = [(re.sub(r"\\(.)", r"\1", inside) + plain).replace("%%", "%") for inside, plain in found]
+    return words[:1] + [word.replace("$$", "$") for word in words[1:]]
 
 
 def quoted(word: str) -> str:

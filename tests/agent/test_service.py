@@ -1,5 +1,8 @@
 """The agent's wiring: what the engine process reports and nothing else would notice."""
 
+import os
+import resource
+import signal
 from pathlib import Path
 
 import msgspec
@@ -9,6 +12,7 @@ from stageloom.edge_agent.config import AgentConfig
 from stageloom.edge_agent.lifecycle.shell import alone
 from stageloom.edge_agent.lifecycle.states import PlanRef, RunnablePlan
 from stageloom.edge_agent.reporting.status import AgentStatus, task_totals
+from stageloom.edge_agent.run import allow_open_files
 from stageloom.edge_agent.service import Agent
 from stageloom.edge_agent.worker import messages as engine
 from stageloom.shared.engine.steps import Outcome
@@ -27,6 +31,35 @@ def test_arena_that_the_engine_refuses_is_among_the_problems(tmp_path: Path) -> 
         agent.loop.call_at(agent.loop.now(), agent.request_stop)
         agent.run()
     assert "arena_refused: tasks that name arena 3 are refused: it can shrink" in problem
+
+
+def test_engine_process_that_hangs_before_it_is_ready_is_ended_after_the_time_of_a_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = Agent(AgentConfig(home=str(tmp_path)), lambda plans: (alone(PLAN, plans), ()))
+    try:
+        assert agent._engine.pid is not None
+        os.kill(agent._engine.pid, signal.SIGSTOP)
+        with monkeypatch.context() as later:
+            later.setattr(agent._lifecycle, "do", lambda actions: None)
+            for after_s, lives in ((119.0, True), (121.0, False)):
+                now_s = agent._started_s + after_s
+                later.setattr(agent.loop, "now", lambda now_s=now_s: now_s)
+                agent._tick()
+                assert (agent._engine.pid is not None) is lives
+    finally:
+        agent.loop.call_at(agent.loop.now(), agent.request_stop)
+        agent.run()
+
+
+def test_an_agent_may_open_as_many_files_as_the_system_lets_it() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, hard - 1), hard))
+    try:
+        allow_open_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_sign_of_life_of_the_engine_process_is_no_telemetry(tmp_path: Path) -> None:

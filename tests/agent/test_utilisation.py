@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stageloom.edge_agent.machine import utilisation
+from stageloom.edge_agent.machine import device, utilisation
 from stageloom.edge_agent.machine.device import MachineWatch, cpu_name, device_class, driver_version
 from stageloom.edge_agent.machine.utilisation import UNITS, Nvml, UtilisationChain, open_nvml
 from stageloom.shared.messages.telemetry import Row, Utilisation, decode_row, encode_row
@@ -308,3 +308,21 @@ def test_another_mode_is_told_from_whatever_else_an_environment_may_differ_in(tm
     assert watch.mode_then(watch.environment()) == watch.mode_then("") == ""
     watch.power_mode = ""
     assert watch.mode_then("class, 15W; onnx-1") == "", "no mode is known now"
+
+
+def test_another_mode_is_told_where_the_device_class_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = chain(tmp_path, "orin_nano", ask=refuse)
+    runtimes = {f"runtime{number}": "1.2.3" for number in range(9)}
+    monkeypatch.setattr(device, "installed", lambda: runtimes)
+
+    def environment(mode: str) -> str:
+        return device_class(mode=mode, proc=tmp_path / "proc", root=tmp_path)
+
+    watch = MachineWatch(machine, environment)
+    then = environment("15W")
+    assert len(then) == len(watch.environment()) == 128
+    assert (watch.mode_then(then), watch.mode_then(watch.environment())) == ("15W", "")
+    runtimes["runtime8"] = "1.2.4"
+    assert watch.mode_then(then) == "", "what is cut off is another, too"

@@ -61,6 +61,19 @@ def test_a_model_is_measured_once_and_what_is_known_never(tmp_path: Path) -> Non
     assert found.left == ROUNDS + 2 * ROUNDS
 
 
+def test_models_that_no_plan_names_any_more_hold_nobody_up_and_are_measured_once_they_are_back(
+    tmp_path: Path,
+) -> None:
+    found, _ = made(tmp_path)
+    found.add(MODELS[:1], 0.0)
+    found.add(MODELS[1:], 0.0)
+    request = found.next(0.0)
+    assert request is not None and decode_plan(request.plan).models[0].name == "b"
+    assert found.left == len(found.requests.open) == 2 * ROUNDS, "of the one that the plan names"
+    found.add(MODELS, 0.0)
+    assert found.left == 4 * ROUNDS
+
+
 def test_with_one_core_and_one_executor_there_is_nothing_to_measure(tmp_path: Path) -> None:
     found, _ = made(tmp_path, cores=1)
     found.add(MODELS, 0.0)
@@ -112,12 +125,12 @@ def test_what_found_no_moment_is_made_again_later_and_given_up_in_the_end(tmp_pa
     assert asked == ATTEMPTS * 2 * ROUNDS and given_up == 2 * ROUNDS
 
 
-def test_what_ends_the_engine_is_not_tried_again(tmp_path: Path) -> None:
+def test_what_cannot_run_is_not_tried_again(tmp_path: Path) -> None:
     found, _ = made(tmp_path)
     found.add(MODELS, 0.0)
     before = found.left
     assert found.next(0.0) is not None
-    ended = found.answered(None, 0.0, quiet=True, again=False)
+    ended = found.answered(None, 0.0, quiet=True, cannot=True)
     assert ended is not None
     assert found.left == len(found.requests.open) == before - ROUNDS
     now_s = QUIET_PAUSE_S

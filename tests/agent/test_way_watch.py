@@ -1,5 +1,6 @@
 """What becomes of the measurements that an agent under a planner makes by itself."""
 
+import math
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from stageloom.edge_agent.executor_choice import TIMES_NAME, ExecutorTimes
 from stageloom.edge_agent.lifecycle.states import PlanRef, RunnablePlan
 from stageloom.edge_agent.machine.device import device_class
 from stageloom.edge_agent.store import StateFile
-from stageloom.edge_agent.way_measuring import BUSY_PAUSE_S
+from stageloom.edge_agent.way_measuring import ATTEMPTS, BUSY_PAUSE_S, ROUNDS
 from stageloom.edge_agent.way_watch import WayWatch
 from stageloom.shared.messages.control import ArtifactNeed, Origin, StageProfileRequest
 from stageloom.shared.plan import ExecutorOptions, decode_plan
@@ -59,14 +60,34 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
     return Rig(tmp_path)
 
 
-def test_what_was_measured_is_kept_though_the_last_measurement_is_given_up(rig: Rig, tmp_path: Path) -> None:
-    assert rig.watch.left
-    while rig.watch.left:
+@pytest.mark.parametrize(
+    ("cannot", "asked", "kept"),
+    [
+        (False, ROUNDS * (1 + ATTEMPTS), {ONE_THREAD: 1e-3}),
+        (True, ROUNDS + 1, {ONE_THREAD: 1e-3, TWO_THREADS: math.inf}),
+    ],
+)
+def test_a_way_that_cannot_run_is_remembered_and_one_that_found_no_moment_is_tried_again(
+    rig: Rig, tmp_path: Path, asked: int, kept: dict[ExecutorOptions, float], *, cannot: bool
+) -> None:
+    """What was measured is kept either way."""
+    for _ in range(asked):
         rig.tick()
         executor = decode_plan(rig.asked.pop().plan).executor
-        rig.watch.answered(1e3 if executor == ONE_THREAD else None, "too busy", cannot=False, quiet=True)
-    kept = ExecutorTimes(StateFile(tmp_path / TIMES_NAME), device_class())
-    assert kept.of(DIGEST) == {ONE_THREAD: 1e-3}
+        measured = executor == ONE_THREAD
+        rig.watch.answered(1e3 if measured else None, cannot=cannot and not measured, quiet=True)
+    assert not rig.watch.left
+    assert ExecutorTimes(StateFile(tmp_path / TIMES_NAME), device_class()).of(DIGEST) == kept
+
+
+def test_a_time_is_kept_once_all_its_rounds_are_over_whatever_else_is_left(rig: Rig, tmp_path: Path) -> None:
+    for _ in range(2 * ROUNDS - 1):
+        assert not ExecutorTimes(StateFile(tmp_path / TIMES_NAME), device_class()).of(DIGEST)
+        rig.tick()
+        executor = decode_plan(rig.asked.pop().plan).executor
+        rig.watch.answered(1e3 if executor == ONE_THREAD else None, cannot=False, quiet=True)
+    assert rig.watch.left
+    assert ExecutorTimes(StateFile(tmp_path / TIMES_NAME), device_class()).of(DIGEST) == {ONE_THREAD: 1e-3}
 
 
 def test_in_another_power_mode_the_models_are_measured_anew(rig: Rig, tmp_path: Path) -> None:
@@ -82,7 +103,7 @@ def test_in_another_power_mode_the_models_are_measured_anew(rig: Rig, tmp_path: 
         if not rig.asked:
             continue  # it begins anew, and waits until the plan has settled
         rig.asked.pop()
-        rig.watch.answered(taken_us[rig.machine.power_mode], "", cannot=False, quiet=True)
+        rig.watch.answered(taken_us[rig.machine.power_mode], cannot=False, quiet=True)
     assert not rig.watch.left and not rig.asked
     assert not ExecutorTimes(StateFile(tmp_path / TIMES_NAME), device_class()).of(DIGEST)
     kept = ExecutorTimes(StateFile(tmp_path / TIMES_NAME), "in fast mode")

@@ -185,7 +185,7 @@ def test_ages_near_nothing_do_not_differ() -> None:
         {"completed": (-1,)},
         {"failed": -1},
         {"oldest_age_s": math.inf},
-        {"p99_s": 0.0},
+        {"p99_s": -0.1},
         {"judged": (-1,)},
         {"log_latency": (math.nan,)},
         {"due": 3, "in_time": 4},

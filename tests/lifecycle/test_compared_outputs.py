@@ -128,6 +128,7 @@ def test_the_candidate_runs_only_once_the_record_is_durable_and_once() -> None:
     ("answer", "verdict", "reason"),
     [
         (OutputsCompared(7, DIFFERS), Verdict.REJECT, "outputs_differ"),
+        (OutputsCompared(7, AGREES, "1 left out"), Verdict.COMMIT, f"{AGREES.text()}; 1 left out"),
         (OutputsCompared(7, None, "no task came"), Verdict.ABANDONED, "no task came"),
         (OutputsCompared(7, None, "the new version fails", True), Verdict.REJECT, "the new version fails"),
     ],

@@ -18,6 +18,7 @@ from stageloom.planner.cli.app import execute as planner_command
 from stageloom.shared.errors import SettingError, StorageError, UnavailableError
 from stageloom.shared.systemd import install as systemd
 from stageloom.shared.systemd.install import Service, install, run_command, uninstall, unit_text
+from stageloom.shared.systemd.unit import command_line
 from tests.architecture.sources import ROOT
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
@@ -303,6 +304,19 @@ def test_doctor_names_a_unit_of_0_1_0_until_it_is_installed_again(machine: Syste
     assert "sudo stageloom-agent install" in old.remedy
     machine.install()
     assert unit_check([machine.units]).result == "ok"
+
+
+@pytest.mark.parametrize("folder", ["plain", "a folder", "100%", "$HOME", 'the "new" one', r"a\b"])
+def test_doctor_finds_the_program_of_a_unit_in_whatever_folder_it_is(
+    machine: System, tmp_path: Path, folder: str
+) -> None:
+    program = tmp_path / folder / "stageloom-agent"
+    program.parent.mkdir()
+    unit = machine.units / "stageloom-agent.service"
+    unit.write_text(f"[Service]\nExecStart={command_line([str(program), 'run'])}\n")
+    assert unit_check([machine.units]).result == "fail", "it is not there yet"
+    program.touch(0o755)
+    assert unit_check([machine.units]).detail == f"{unit} starts {program}"
 
 
 def test_doctor_sees_the_unit_of_a_package_unless_one_of_etc_hides_it(

@@ -11,6 +11,7 @@ from stageloom.shared.systemd.unit import (
     quoted,
     state_settings,
     with_settings,
+    words_of,
 )
 
 UNIT = (
@@ -39,8 +40,9 @@ def test_replacing_again_changes_nothing() -> None:
 
 
 def test_commands_keep_their_words_whatever_they_hold() -> None:
-    words = ["/opt/a b/python", "run", "--home", '/var/100%/"q"\\', "$HOME", ""]
-    assert command_line(words) == r'"/opt/a b/python" run --home "/var/100%%/\"q\"\\" $$HOME ""'
+    words = ["/opt/$a b/python", "run", "--home", '/var/100%/"q"\\', "$HOME", ""]
+    assert command_line(words) == r'"/opt/$a b/python" run --home "/var/100%%/\"q\"\\" $$HOME ""'
+    assert words_of(command_line(words)) == words
 
 
 def test_a_line_break_cannot_smuggle_in_a_setting() -> None:

@@ -22,7 +22,7 @@ class RealEngine:
     def __init__(self, config: WorkerConfig | None = None) -> None:
         self.loop = Loop()
         self.reports: list[messages.Report] = []
-        self.client = EngineClient(self.loop, config or WorkerConfig(), TIMEOUT_S, self.reports.append)
+        self.client = EngineClient(self.loop, config or WorkerConfig(), self.reports.append)
         self.client.start()
 
     def send(self, command: messages.Command, fds: Sequence[int] = ()) -> None:

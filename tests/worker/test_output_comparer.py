@@ -3,18 +3,22 @@
 import mmap
 import os
 from collections.abc import Iterator
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from stageloom.edge_agent.executor.executors import Executors
 from stageloom.edge_agent.worker import messages
 from stageloom.edge_agent.worker.messages import CompareOutputs, OutputsCompared
-from stageloom.edge_agent.worker.output_comparer import OutputComparer
+from stageloom.edge_agent.worker.output_comparer import InputSampler, OutputComparer
 from stageloom.edge_agent.worker.resources import ArtifactTable
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.engine.steps import PlanKey
+from stageloom.shared.errors import ExecutorError
 from tests.worker.engine import RealEngine
 from tests.worker.test_process import ARENA, SIZE, _memory, _plan, _serve, _task, model
 
@@ -99,6 +103,44 @@ def test_a_comparison_ends_as_soon_as_one_of_its_plans_is_given_up(model: Artifa
     (found,) = reports
     assert (found.verdict, found.failed) == (None, False)
     assert "not loaded any more" in found.reason
+
+
+class Tasks(InputSampler):
+    """A task comes as soon as one is wanted; they are numbered."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+        self._numbers = count()
+        self.want("net")
+
+    def want(self, model: str) -> None:
+        self._taken.put((model, {"image": np.array([next(self._numbers)])}))
+
+
+@pytest.mark.parametrize(
+    ("bad", "inputs", "said"),
+    [
+        (range(2), 3, "2 inputs left out, on which the version that runs fails: 1 is no image"),
+        (range(1 << 30), 0, "left out"),
+    ],
+)
+def test_an_input_that_the_running_version_fails_on_is_left_out_and_another_one_taken(
+    model: Artifact, bad: range, inputs: int, said: str
+) -> None:
+    def run(model: str, inputs: dict[str, Any]) -> dict[str, Any]:
+        if inputs["image"][0] in bad:
+            raise ExecutorError(f"{inputs['image'][0]} is no image")
+        return inputs
+
+    bound = bind(_plan(model), {model.digest: model.graph})
+    driver: Any = SimpleNamespace(plan=lambda key: bound)
+    old: Any = SimpleNamespace(run=run)
+    comparer = OutputComparer(print, lambda: driver, Executors(), ArtifactTable(), lambda: True, 0)
+    asked = order(1, limit_s=0.2)
+    comparer.handlers[CompareOutputs](asked, [])
+    found = comparer._answer(asked, driver, Tasks(), [old, old])
+    assert (found.verdict.inputs if found.verdict is not None else 0, found.failed) == (inputs, False)
+    assert said in found.reason
 
 
 def test_a_newer_order_ends_the_one_before(serving: tuple[RealEngine, mmap.mmap]) -> None:

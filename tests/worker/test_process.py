@@ -1,9 +1,11 @@
 """The engine as a real process: commands, arenas, crashes. Nothing an agent sends may end it by accident."""
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
+import resource
 import select
 import signal
 import socket
@@ -20,7 +22,7 @@ from stageloom.edge_agent.config import AgentConfig
 from stageloom.edge_agent.executor.base import TimingRequest
 from stageloom.edge_agent.ingest.messages import TaskEnded, decode_to_application
 from stageloom.edge_agent.parts import _worker_config
-from stageloom.edge_agent.worker import messages
+from stageloom.edge_agent.worker import client, messages
 from stageloom.edge_agent.worker.channel import Channel, channel_pair
 from stageloom.edge_agent.worker.messages import MAX_MESSAGE_BYTES, TaskDone, WorkerConfig, decode_config
 from stageloom.shared.artifact import Artifact
@@ -291,6 +293,46 @@ def test_a_pipe_is_no_arena(serving: tuple[RealEngine, mmap.mmap]) -> None:
     os.close(reader)
     os.close(writer)
     assert engine.wait_for(messages.ArenaRefused).arena == 9
+
+
+def test_a_process_that_may_open_no_file_loses_what_needs_one_and_serves_on(
+    serving: tuple[RealEngine, mmap.mmap], model: Artifact
+) -> None:
+    engine, memory = serving
+    assert engine.client.pid is not None
+    soft, hard = resource.prlimit(engine.client.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(engine.client.pid, resource.RLIMIT_NOFILE, (3, hard))
+    fd = _memory()
+    engine.send(messages.AddApplication(11), [fd])
+    engine.send(messages.AddArena(11, SIZE), [fd])
+    engine.send(messages.StartRecording(11, 1.0), [fd])
+    engine.load(11, _plan(model), model)
+    os.close(fd)
+    assert "without its memory file" in engine.wait_for(messages.ArenaRefused).reason
+    assert "without its file" in engine.wait_for(messages.RecordingEnded).reason
+    assert engine.wait_for(messages.PlanFailed).key == 11
+    resource.prlimit(engine.client.pid, resource.RLIMIT_NOFILE, (soft, hard))
+    _task(engine, memory, model, 68)
+
+
+def test_a_start_that_finds_no_descriptors_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[socket.socket, socket.socket]] = []
+
+    def scarce() -> tuple[socket.socket, socket.socket]:
+        if made:
+            raise OSError(errno.EMFILE, "Too many open files")
+        made.append(channel_pair())
+        return made[0]
+
+    monkeypatch.setattr(client, "channel_pair", scarce)
+    engine = RealEngine()
+    try:
+        assert engine.client.pid is None
+        assert {end.fileno() for end in made[0]} == {-1}, "closed"
+        monkeypatch.undo()
+        assert engine.wait_for(messages.Ready)
+    finally:
+        engine.stop()
 
 
 def test_tasks_of_a_dropped_arena_are_refused_from_then_on(

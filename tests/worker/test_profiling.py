@@ -153,7 +153,7 @@ class Absent(NullExecutor):
         raise BackendUnavailable("CUDA finds no usable GPU")
 
 
-@pytest.mark.parametrize(
+failures = pytest.mark.parametrize(
     ("executor", "reason", "refused"),
     [
         (Refusing, "no such operator", True),
@@ -162,6 +162,9 @@ class Absent(NullExecutor):
         (Absent, "no usable GPU", False),
     ],
 )
+
+
+@failures
 def test_only_a_load_that_says_that_the_plan_cannot_run_refuses_it(
     model: Artifact,
     monkeypatch: pytest.MonkeyPatch,
@@ -173,6 +176,25 @@ def test_only_a_load_that_says_that_the_plan_cannot_run_refuses_it(
     monkeypatch.setitem(_WHERE, "null", (__name__, executor.__name__, ""))
     (part,) = profiled_here(staged(model, "null"), model, Executors())
     assert reason in part.reason and part.refused is refused
+
+
+@failures
+def test_a_failure_that_may_pass_tells_nothing_of_a_model_as_a_whole(
+    model: Artifact,
+    monkeypatch: pytest.MonkeyPatch,
+    executor: type[NullExecutor],
+    reason: str,
+    *,
+    refused: bool,
+) -> None:
+    """Where none is told the planner keeps the time that it has."""
+    monkeypatch.setitem(_WHERE, "null", (__name__, executor.__name__, ""))
+    reports: list[messages.Report] = []
+    profiler = Profiler(reports.append, lambda: None, Executors(), ArtifactTable(), lambda: True, 0)
+    profiler._time_operators(messages.Profile(1, model.digest, str(model.path), "null"))
+    whole = [report for report in reports if isinstance(report, messages.WholeTime)]
+    assert [(one.time_us, reason in one.reason) for one in whole] == [(None, True)] * refused
+    assert isinstance(reports[-1], messages.OperatorTimes), "the request is answered"
 
 
 def profiled_here(

@@ -168,6 +168,31 @@ def test_a_recording_ends_by_itself_and_its_file_reads_back(desk: _Desk) -> None
     assert (recorded.began_s, recorded.ended_s, recorded.dropped) == (10.0, 11.0, 0)
 
 
+def test_a_file_is_written_on_any_core_though_a_lane_that_keeps_to_one_took_the_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed = os.sched_getaffinity(0)
+    written_on: list[set[int]] = []
+
+    def write(descriptor: int, data: bytes) -> int:
+        written_on.append(os.sched_getaffinity(0))
+        return len(data)
+
+    def order() -> None:
+        os.sched_setaffinity(0, {min(allowed)})
+        file = RecordingFile(descriptor)
+        file.finish(b"all")
+        file.join()
+
+    descriptor = os.open(tmp_path / "recording", os.O_CREAT | os.O_RDWR)
+    monkeypatch.setattr(os, "write", write)
+    lane = threading.Thread(target=order)
+    lane.start()
+    lane.join()
+    os.close(descriptor)
+    assert written_on == [allowed]
+
+
 def test_only_one_recording_at_a_time(desk: _Desk) -> None:
     desk.recording.order(StartRecording(1, 1.0), desk.file, 0.0)
     desk.recording.order(StartRecording(2, 1.0), desk.file, 0.5)
