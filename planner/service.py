@@ -192,13 +192,8 @@ class Planner:
             self.keys = _keys(config.data_dir / KEY_FILE)
             claim = ExitStack()  # given up last: closing the store commits what still waits
             self._undo.append(claim.close)
-            self.store = Store(config.data_dir, config.database_url, clock)
+            self.store = Store(config.data_dir, config.database_url, clock, claim=claim)
             self._undo.append(self.store.close)
-            if not claim.enter_context(self.store.database.claim()):
-                raise UnavailableError(  # a service manager tries that again: the other's host may be gone
-                    "another planner runs on this database",
-                    remedy="stop that one, or name another --database-url",
-                )
             keep_url(config.data_dir, config.database_url)
             self._online = Online(self.store)
             alarms: queue.SimpleQueue[tuple[DeviceId, int] | None] = queue.SimpleQueue()

@@ -13,7 +13,7 @@ they are committed. All methods may be called from any thread.
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -28,7 +28,7 @@ from stageloom.planner.store.used_database import ARTIFACT_FOLDER, DATABASE_FILE
 from stageloom.planner.store.writer import Item, Together, Writer
 from stageloom.shared.artifact import Artifact, open_artifact
 from stageloom.shared.clock import Clock
-from stageloom.shared.errors import InputError
+from stageloom.shared.errors import InputError, UnavailableError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest
 
@@ -135,14 +135,29 @@ class ReadStore:
 class Store(ReadStore):
     """The planner's own store, which writes as well."""
 
-    def __init__(self, data_dir: Path, database_url: str = "", clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        database_url: str = "",
+        clock: Clock | None = None,
+        *,
+        claim: ExitStack | None = None,
+    ) -> None:
         """Migrate, then open for writing. `clock` tells the time of transactions.
+
+        `claim`: the database is claimed first, before anything in it changes, until this is closed.
 
         Raises:
             StorageError: the schema is newer than this version, or the database cannot be written.
+            UnavailableError: another planner has claimed it.
         """
         super().__init__(data_dir, database_url, clock)
         try:
+            if claim is not None and not claim.enter_context(self.database.claim()):
+                raise UnavailableError(  # a service manager tries that again: the other's host may be gone
+                    "another planner runs on this database",
+                    remedy="stop that one, or name another --database-url",
+                )
             schema.migrate(self.database)
         except BaseException:
             self.database.close()
