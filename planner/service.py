@@ -49,7 +49,7 @@ from stageloom.planner.store.devices import enrol_device, note_heard, note_prese
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.retention import Retention
 from stageloom.planner.store.store import Store
-from stageloom.planner.store.used_database import keep_url, sqlite_file
+from stageloom.planner.store.used_database import keep_url, require_chosen, sqlite_file
 from stageloom.planner.webhooks.service import WebhookService
 from stageloom.shared.clock import Clock, SystemClock
 from stageloom.shared.errors import StageloomError, UnavailableError
@@ -174,7 +174,7 @@ class Planner:
         """Lock, migrate, bind, serve.
 
         Raises:
-            InputError: another planner runs on the data directory.
+            InputError: another planner runs on the data directory, or `require_chosen`.
             StorageError: the data directory or the database cannot be used.
             UnavailableError: an address is taken, or another planner runs on the database.
             SettingError: the system allows too few open files.
@@ -186,6 +186,7 @@ class Planner:
         try:
             api_path = socket_path(config.data_dir)
             self._undo.append(lock_data_dir(config.data_dir).release)
+            require_chosen(config.data_dir, config.database_url)
             file = sqlite_file(config.data_dir, config.database_url)
             if file is not None:
                 self._undo.append(lock_sqlite(file, config.data_dir).release)
