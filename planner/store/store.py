@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from msgspec.structs import asdict
@@ -163,6 +164,7 @@ class Store(ReadStore):
             self.database.close()
             raise
         self.blobs.sweep()
+        self._naming = Lock()  # a model's file and the versions that name it change together
         self.writer = Writer(self.database)
         self.write(schema.mend)
 
@@ -200,8 +202,9 @@ class Store(ReadStore):
             StorageError: the disk is full.
         """
         artifact = open_artifact(source, digest)
-        size_bytes = self.blobs.put_file(source, digest)
-        info, added = self.write(name_artifact, name, digest, artifact.graph, size_bytes)
+        with self._naming:
+            size_bytes = self.blobs.put_file(source, digest)
+            info, added = self.write(name_artifact, name, digest, artifact.graph, size_bytes)
         self._graphs[digest] = artifact.graph
         return ModelAdded(**asdict(info), added=added)
 
@@ -211,6 +214,7 @@ class Store(ReadStore):
         Raises:
             InputError: as `forget_versions`.
         """
-        for orphan in self.write(forget_versions, name, force=force):
-            self._graphs.pop(orphan, None)
-            self.blobs.remove(orphan)
+        with self._naming:
+            for orphan in self.write(forget_versions, name, force=force):
+                self._graphs.pop(orphan, None)
+                self.blobs.remove(orphan)
