@@ -247,7 +247,7 @@ class Planner:
             webhooks = WebhookService(self.store, clock)
             self._undo.append(webhooks.close)
             webhooks.start()
-            self._undo.append(Housekeeper(self.store, _retention(config)).close)
+            self._undo.append(Housekeeper(self.store, _retention(config), fleet).close)
             self._undo.append(KernelCompiler().close)
         except BaseException:
             self.close()

@@ -25,6 +25,7 @@ from stageloom.planner.store.trusted_time import (
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.messages.telemetry import QueueSample, Row, RowKind, encode_row
 from tests.planner.processes import until
+from tests.planner.api.context import QuietFleet
 from tests.store.helpers import NANO, enrol, write_of
 from tests.store.migrated import new_store
 
@@ -255,7 +256,7 @@ def test_the_log_says_once_that_old_rows_are_held_back(
     LinkStore(store).append_telemetry([write_of(0, 9)])
     run(store, 0.0)
     clock.advance(TWO_YEARS_S)
-    housekeeper = Housekeeper(store, KEEP)
+    housekeeper = Housekeeper(store, KEEP, QuietFleet())
     until(lambda: "held back" in caplog.text)
     housekeeper.close()
     assert rows(store) == 10
