@@ -1,4 +1,5 @@
-"""What the planner does beside serving: it thins out old telemetry, and compiles the twin's kernels once."""
+"""What the planner does beside serving: it thins out old telemetry, ends requests whose answers were lost,
+and compiles the twin's kernels once."""
 
 import logging
 import threading
@@ -8,17 +9,24 @@ from concurrent.futures import Future
 from importlib.util import find_spec
 from typing import Final
 
+from stageloom.planner.api.context import FleetLink, desiring
 from stageloom.planner.cluster.processes import ProcessPool
+from stageloom.planner.store.profiles import end_unanswered, listed_requests
 from stageloom.planner.store.retention import Retention, tidy
 from stageloom.planner.store.store import Store
 from stageloom.planner.store.trusted_time import advance_clock, clock_notice
 from stageloom.planner.twin.compiled import compile_ahead
 from stageloom.planner.twin.compiled.compile_cache import is_compiled
 from stageloom.shared.errors import StageloomError
+from stageloom.shared.ids import DeviceId
 
 logger = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 600.0
+
+ANSWERED_S: Final = 3600.0
+"""Online for so long, a device has answered one of the requests that it was told of: it gives each up after
+`profile_wall_s` (600 s). The rest is for artifacts that it has to fetch."""
 
 COMPILE_AFTER_S: Final = 30.0
 """Seconds after the planner's start at which the twin's kernels are compiled."""
@@ -27,9 +35,10 @@ COMPILE_AFTER_S: Final = 30.0
 class Housekeeper:
     """A thread that tidies up right away and then every `INTERVAL_S`, from `__init__` to `close`."""
 
-    def __init__(self, store: Store, keep: Retention) -> None:
+    def __init__(self, store: Store, keep: Retention, fleet: FleetLink) -> None:
         self._store = store
         self._keep = keep
+        self._unanswered = UnansweredRequests(store, fleet)
         self._checked_s: float | None = None  # when the clock was compared last, monotonic
         self._held = False
         self._stop = threading.Event()
@@ -76,6 +85,35 @@ class Housekeeper:
             began_s = time.monotonic()
         if rows:
             logger.info("rolled up or deleted %d rows of telemetry and events", rows)
+        self._unanswered.look()
+
+
+class UnansweredRequests:
+    """Ends requests for measurements whose answers were lost: they are not sent again, and others wait."""
+
+    def __init__(self, store: Store, fleet: FleetLink) -> None:
+        self._store = store
+        self._fleet = fleet
+        self._looks: dict[DeviceId, tuple[frozenset[int], int]] = {}  # at the same requests, while online
+
+    def look(self) -> None:
+        """End those of devices that answered none of theirs in `ANSWERED_S` online; once an `INTERVAL_S`.
+
+        Raises:
+            StorageError, UnavailableError: the database cannot be read or written.
+        """
+        for device, requests in self._store.read(listed_requests, self._fleet.online()).items():
+            before, looks = self._looks.get(device, (frozenset(), 0))
+            looks = looks + 1 if before == requests else 0
+            self._looks[device] = requests, looks
+            if looks * INTERVAL_S <= ANSWERED_S:
+                continue
+            logger.warning("device_id=%s answered none of requests %s: they end", device, sorted(requests))
+            with desiring(self._fleet, device):
+                desired = self._store.write(end_unanswered, device, requests)
+            if desired is not None:
+                self._fleet.desired_changed(device, desired)
+            del self._looks[device]
 
 
 class KernelCompiler:

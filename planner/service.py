@@ -49,7 +49,7 @@ from stageloom.planner.store.devices import enrol_device, note_heard, note_prese
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.retention import Retention
 from stageloom.planner.store.store import Store
-from stageloom.planner.store.used_database import keep_url, sqlite_file
+from stageloom.planner.store.used_database import keep_url, require_chosen, sqlite_file
 from stageloom.planner.webhooks.service import WebhookService
 from stageloom.shared.clock import Clock, SystemClock
 from stageloom.shared.errors import StageloomError, UnavailableError
@@ -178,7 +178,7 @@ class Planner:
         """Lock, migrate, bind, serve.
 
         Raises:
-            InputError: another planner runs on the data directory.
+            InputError: another planner runs on the data directory, or `require_chosen`.
             StorageError: the data directory or the database cannot be used.
             UnavailableError: an address is taken, or another planner runs on the database.
             SettingError: the system allows too few open files.
@@ -190,19 +190,15 @@ class Planner:
         try:
             api_path = socket_path(config.data_dir)
             self._undo.append(lock_data_dir(config.data_dir).release)
+            require_chosen(config.data_dir, config.database_url)
             file = sqlite_file(config.data_dir, config.database_url)
             if file is not None:
                 self._undo.append(lock_sqlite(file, config.data_dir).release)
             self.keys = _keys(config.data_dir / KEY_FILE)
             claim = ExitStack()  # given up last: closing the store commits what still waits
             self._undo.append(claim.close)
-            self.store = Store(config.data_dir, config.database_url, clock)
+            self.store = Store(config.data_dir, config.database_url, clock, claim=claim)
             self._undo.append(self.store.close)
-            if not claim.enter_context(self.store.database.claim()):
-                raise UnavailableError(  # a service manager tries that again: the other's host may be gone
-                    "another planner runs on this database",
-                    remedy="stop that one, or name another --database-url",
-                )
             keep_url(config.data_dir, config.database_url)
             self._online = Online(self.store)
             alarms: queue.SimpleQueue[tuple[DeviceId, int] | None] = queue.SimpleQueue()
@@ -255,7 +251,7 @@ class Planner:
             webhooks = WebhookService(self.store, clock)
             self._undo.append(webhooks.close)
             webhooks.start()
-            self._undo.append(Housekeeper(self.store, _retention(config)).close)
+            self._undo.append(Housekeeper(self.store, _retention(config), fleet).close)
             self._undo.append(KernelCompiler().close)
         except BaseException:
             self.close()

@@ -308,9 +308,12 @@ class Lifecycle:
         if self.disk.blocked(now_s):
             return []  # the planner offers it again with the next heartbeat
         before, rows = attempts.superseded(self.state, self._now_us)
-        wanted = {profile.request for profile in desired.profiles}
-        if desired.stage_profile is not None:
-            wanted.add(desired.stage_profile.request)
+        wanted = set[int]()  # requests that may be known here
+        if known is None or known.epoch == desired.epoch:  # a restored database gives numbers again
+            wanted |= {profile.request for profile in desired.profiles}
+            if desired.stage_profile is not None:
+                wanted.add(desired.stage_profile.request)
+        self._needs.forget_profiles(keep=wanted)
         cause, reason = TransitionCause.DESIRED, ""
         if attempts.only_measures(self.state, desired):
             cause, reason = TransitionCause.MEASURE, attempts.standing(self.state.reason)

@@ -31,9 +31,10 @@ class Needs:
         if digest == self._policy_used:
             self._policy_used = None
 
-    def forget_profiles(self) -> None:
-        """Whoever was asked for a profile does not know of it any more."""
-        self._profiles_asked.clear()
+    def forget_profiles(self, keep: Collection[int] = ()) -> None:
+        """Whoever was asked for a profile other than those of `keep` does not know of it any more, or nobody
+        wants it: a planner whose database was restored gives numbers again."""
+        self._profiles_asked.intersection_update(keep)
 
     def missing(self, desired: Desired | None) -> list[ArtifactNeed]:
         """Artifacts of the desired plan that are not here."""

@@ -43,7 +43,8 @@ _MONITORED: Final = (
 )
 OUR_KEY_REFUSED: Final = "the planner does not accept this device's key; join again with a new token"
 PLANNER_KEY_DIFFERS: Final = (
-    "the handshake fails: what answers there does not hold the planner's key; join again with a new token"
+    "the handshake fails: the planner is too busy, this device connects too often, or what answers there "
+    "does not hold the planner's key; join again with a new token only if the planner has another key now"
 )
 
 
@@ -200,7 +201,7 @@ class PlannerConnection:
         self._handshake_open = False
         self._handshakes_failed += 1
         if problem == PLANNER_KEY_DIFFERS and self._handshakes_failed < 2:
-            return  # once may be a planner that stopped half-way
+            return  # once may be a planner that stopped half-way; one that throttles us looks like this, too
         self.problem = problem
 
 

@@ -22,6 +22,7 @@ from stageloom.shared.messages.base import RefusalCode, Refused
 from stageloom.shared.token import JoinToken
 
 _TOKEN_CODES = {RefusalCode.TOKEN_WRONG, RefusalCode.TOKEN_USED, RefusalCode.TOKEN_EXPIRED}
+_AGAIN_CODES = {RefusalCode.RATE, RefusalCode.INTERNAL}
 
 
 def join(
@@ -71,15 +72,24 @@ def _ask_until(
     rng: Random,
     sleep: Callable[[float], None],
 ) -> enrol.EnrolReply | Refused:
-    """Ask until answered: the request is idempotent, and the first may meet a planner that is starting."""
+    """Ask until answered: the request is idempotent, and the first may meet a planner that is starting.
+
+    One that says to try again later has not answered yet, unless it says so until the end.
+    """
     delays_s = backoff_s(rng, first_s=0.2, cap_s=2.0)
     while True:
+        problem: Refused | Exception
         try:
-            return ask(token, request, max(deadline_s - clock.monotonic_s(), 0.1))
+            reply = ask(token, request, max(deadline_s - clock.monotonic_s(), 0.1))
+            if not isinstance(reply, Refused) or reply.code not in _AGAIN_CODES:
+                return reply
+            problem = reply
         except (OSError, EOFError, DecodeError) as error:  # ssl.SSLError is an OSError
             problem = error
         delay_s = next(delays_s)
         if clock.monotonic_s() + delay_s >= deadline_s:
+            if isinstance(problem, Refused):
+                return problem
             raise UnavailableError(
                 f"no answer from {token.enrol}: {problem}", remedy="is the planner up, and this port open?"
             ) from problem

@@ -110,11 +110,14 @@ class Account(Struct, array_like=True):
 
 
 class _Books(Struct, frozen=True, tag="spool_ledger", tag_field="type"):
-    entries: Annotated[tuple[Account, ...], Meta(max_length=4096)]
-    removing: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=4096)]
+    entries: tuple[Account, ...]
+    removing: tuple[str, ...]
 
 
-_BOOKS: Codec[_Books] = Codec(_Books, CodecLimits(frame_bytes=1 << 20, body_bytes=1 << 20))
+# Far above what is ever written: books that the next start cannot read are lost.
+_BOOKS: Codec[_Books] = Codec(
+    _Books, CodecLimits(frame_bytes=64 << 20, body_bytes=64 << 20, array_items=1 << 22)
+)
 
 
 def encode_books(accounts: dict[int, Account], removing: tuple[str, ...]) -> bytes:
@@ -188,7 +191,7 @@ class Spool:
         """`write` is how bytes reach a file: tests put a full disk there.
 
         Ages are counted by the monotonic clock, so that a wall clock that is set late (a board without a
-        battery) ages nothing. Only what an earlier boot left is as old as its file says.
+        battery) ages nothing; those of what an earlier boot left count from this start.
 
         Raises:
             OSError: the folder can be neither made nor read.
@@ -517,12 +520,11 @@ class Spool:
     def _recover(self) -> tuple[dict[int, Account], list[_Segment]]:
         accounts, removing = self._read_ledger()
         found: list[_Segment] = []
-        now_s, now_us = self._clock.monotonic_s(), self._clock.wall_us()
+        now_s = self._clock.monotonic_s()
         for path in sorted(self._folder.iterdir(), key=lambda path: path.stat().st_mtime_ns):
             segment = _parse_name(path.name)
             if segment is not None:
-                age_s = max(now_us - path.stat().st_mtime_ns // 1000, 0) * 1e-6
-                segment.opened_s = segment.newest_s = now_s - age_s
+                segment.opened_s = segment.newest_s = now_s
                 segment.add(_read_rows(path))
                 account = accounts.setdefault(segment.boot, Account(segment.boot))
                 account.produced = max(account.produced, segment.end)

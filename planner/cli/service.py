@@ -139,7 +139,8 @@ def _tell_status(reply: schema.StatusReply) -> None:
 def trust_clock() -> None:
     """Say that the planner's clock is right. What is too old by it may then be deleted, step by step.
 
-    The planner holds back where its clock is days ahead of all that it knows; `stageloom status` says so.
+    The planner holds back where its clock is days ahead of all that it knows, and goes by the later time
+    where it is days behind; `stageloom status` says so. What was filed in the future is then of now.
 
     \b
     stageloom planner trust-clock

@@ -234,11 +234,25 @@ def environment_changed(session: Session, device: DeviceId, environment: str, at
     """A device is another now, from `at_us` of its clock on: what it served before was served by another."""
     row = session.get(CalibrationRow, (device, environment))
     if row is None:
+        _make_room(session, device)
         row = CalibrationRow(
             device=device, environment=environment, costs_key=environment, ratio=1.0, at_us=0
         )
         session.add(row)
     row.steps_since_us = at_us
+
+
+MOST_ENVIRONMENTS: Final = 64
+"""That are kept of a device: more than it can have power modes and versions of what it runs."""
+
+
+def _make_room(session: Session, device: DeviceId) -> None:
+    """What was entered longest ago gives way, with the device's own costs there."""
+    newest_first = CalibrationRow.steps_since_us.desc(), CalibrationRow.environment
+    rows = select(CalibrationRow).where(CalibrationRow.device == device).order_by(*newest_first)
+    for row in session.scalars(rows.offset(MOST_ENVIRONMENTS - 1).limit(MOST_ENVIRONMENTS)).all():
+        _forget(session, _own_key(device, row.environment))
+        session.delete(row)
 
 
 _MOST: Final = 500  # rows of one statement
@@ -262,6 +276,8 @@ def renew_costs(
     """
     device_class = known_device(session, device).device_class
     before = calibration_of(session, device, device_class).costs_key
+    if session.get(CalibrationRow, (device, device_class)) is None:
+        _make_room(session, device)
     own = _own_key(device, device_class)
     if renewal is None:
         _forget(session, own)

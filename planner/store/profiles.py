@@ -4,17 +4,17 @@ Devices of one class share costs, so a device's answer counts only for what it w
 environment that it was asked in or has now.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 from typing import Final, TypeAlias
 
 import msgspec
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from stageloom.planner.store.costs import calibration_of, executor_key, stage_row
 from stageloom.planner.store.database import now_us
-from stageloom.planner.store.desired import Push, desired, push, settled_desired
+from stageloom.planner.store.desired import Push, desired, desired_of, push, settled_desired
 from stageloom.planner.store.machines import machine_of, usual_executor
 from stageloom.planner.store.models import named_models
 from stageloom.planner.store.plans import plan_info
@@ -53,12 +53,16 @@ LEAST_US: Final = 1e-3
 
 _LINE: Final = 512  # characters of a reason
 
+NO_ANSWER: Final = "no answer came: it was lost on its way, or the planner's database was restored"
+"""Why a request ended that its device is taken to have answered. An answer that comes all the same counts."""
+
 
 def _not_open(request: Request | None, device: DeviceId, number: int) -> str:
     """Why a device has nothing to say about a request; empty where it was asked and has not answered."""
     if request is None or request.device != device:
         return f"request {number} was not made of this device"
-    return "" if request.answered_at_us is None else f"request {number} was answered before"
+    is_open = request.answered_at_us is None or request.reason == NO_ANSWER
+    return "" if is_open else f"request {number} was answered before"
 
 
 def _foreign(session: Session, device: DeviceId, request: Request, environment: str) -> str:
@@ -98,6 +102,8 @@ def _note_answer(
 
     A refused answer ends the request as well: the device sends no other.
     """
+    if request.reason == NO_ANSWER:
+        request.answered_at_us, request.reason = None, ""
     if not refusal:
         request.environment = environment
     if result.reason or refusal:
@@ -316,6 +322,26 @@ def tell_requests(session: Session, device: DeviceId, before: Desired | None) ->
     if before is not None and (now := desired(session, device)) is not None and _asks(now) <= _asks(before):
         return None
     return push(session, Push(device=device, plan=None, decided_by="profile"))
+
+
+def listed_requests(session: Session, devices: Collection[DeviceId]) -> dict[DeviceId, frozenset[int]]:
+    """Numbers of the open requests that devices are told of; those without any are left out."""
+    found = desired_of(session, sorted(devices))
+    return {device: frozenset(asked) for device, value in found.items() if (asked := _asks(value))}
+
+
+def end_unanswered(session: Session, device: DeviceId, requests: Collection[int]) -> Desired | None:
+    """End requests that are still open; returns what is desired where others have their turn now.
+
+    Raises:
+        InputError: the device is revoked.
+    """
+    before = settled_desired(session, device)
+    for table in (ProfileRow, StageProfileRow):
+        still_open = table.request.in_(requests), table.answered_at_us.is_(None)
+        ended = {"answered_at_us": now_us(session), "reason": NO_ANSWER}
+        session.execute(update(table).where(*still_open).values(ended))
+    return tell_requests(session, device, before)
 
 
 def _asked(session: Session, device: DeviceId, before: Desired | None) -> Desired:

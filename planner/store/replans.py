@@ -189,7 +189,7 @@ def _running(session: Session, device: DeviceId, at_us: int) -> ReplanRow | None
     if row.generation and newest > (row.epoch, row.generation):
         _end(row, "no_gain", f"overtaken by generation {newest[0]}.{newest[1]}")
         return None
-    if at_us - row.begun_at_us > OVERDUE_US:
+    if abs(at_us - row.begun_at_us) > OVERDUE_US:  # the clock was ahead when it began, and was set since
         _end(row, "no_gain", _OVERDUE)
         return None
     return row

@@ -43,6 +43,7 @@ from stageloom.planner.store.tables import (
     TrialRow,
 )
 from stageloom.planner.store.telemetry import SPAN_COLUMNS, span_from
+from stageloom.planner.store.trials import TRIAL_AGE
 from stageloom.planner.store.tried_replans import PENDING
 from stageloom.planner.store.trusted_time import trusted_now_us
 from stageloom.planner.store.unused_plans import delete_unused_plans, unused_plans
@@ -391,7 +392,7 @@ _HISTORIES: Final[tuple[_History, ...]] = (
     ),
     (AlarmRow.device, (AlarmRow.received_at_us, AlarmRow.boot, AlarmRow.number), _BEGAN_A_REPLAN),
     (ReplanRow.device, (ReplanRow.replan,), ReplanRow.outcome == PENDING),
-    (TrialRow.device, (TrialRow.decided_us, TrialRow.boot, TrialRow.sequence), false()),
+    (TrialRow.device, (*TRIAL_AGE, TrialRow.boot, TrialRow.sequence), false()),
     (RegimeRow.device, (RegimeRow.at_us, RegimeRow.boot, RegimeRow.sequence), false()),
     (EventRow.device, (EventRow.id,), false()),
 )

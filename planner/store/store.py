@@ -13,8 +13,9 @@ they are committed. All methods may be called from any thread.
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from msgspec.structs import asdict
@@ -28,7 +29,7 @@ from stageloom.planner.store.used_database import ARTIFACT_FOLDER, DATABASE_FILE
 from stageloom.planner.store.writer import Item, Together, Writer
 from stageloom.shared.artifact import Artifact, open_artifact
 from stageloom.shared.clock import Clock
-from stageloom.shared.errors import InputError
+from stageloom.shared.errors import InputError, UnavailableError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest
 
@@ -135,19 +136,35 @@ class ReadStore:
 class Store(ReadStore):
     """The planner's own store, which writes as well."""
 
-    def __init__(self, data_dir: Path, database_url: str = "", clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        database_url: str = "",
+        clock: Clock | None = None,
+        *,
+        claim: ExitStack | None = None,
+    ) -> None:
         """Migrate, then open for writing. `clock` tells the time of transactions.
+
+        `claim`: the database is claimed first, before anything in it changes, until this is closed.
 
         Raises:
             StorageError: the schema is newer than this version, or the database cannot be written.
+            UnavailableError: another planner has claimed it.
         """
         super().__init__(data_dir, database_url, clock)
         try:
+            if claim is not None and not claim.enter_context(self.database.claim()):
+                raise UnavailableError(  # a service manager tries that again: the other's host may be gone
+                    "another planner runs on this database",
+                    remedy="stop that one, or name another --database-url",
+                )
             schema.migrate(self.database)
         except BaseException:
             self.database.close()
             raise
         self.blobs.sweep()
+        self._naming = Lock()  # a model's file and the versions that name it change together
         self.writer = Writer(self.database)
         self.write(schema.mend)
 
@@ -185,8 +202,9 @@ class Store(ReadStore):
             StorageError: the disk is full.
         """
         artifact = open_artifact(source, digest)
-        size_bytes = self.blobs.put_file(source, digest)
-        info, added = self.write(name_artifact, name, digest, artifact.graph, size_bytes)
+        with self._naming:
+            size_bytes = self.blobs.put_file(source, digest)
+            info, added = self.write(name_artifact, name, digest, artifact.graph, size_bytes)
         self._graphs[digest] = artifact.graph
         return ModelAdded(**asdict(info), added=added)
 
@@ -196,6 +214,7 @@ class Store(ReadStore):
         Raises:
             InputError: as `forget_versions`.
         """
-        for orphan in self.write(forget_versions, name, force=force):
-            self._graphs.pop(orphan, None)
-            self.blobs.remove(orphan)
+        with self._naming:
+            for orphan in self.write(forget_versions, name, force=force):
+                self._graphs.pop(orphan, None)
+                self.blobs.remove(orphan)

@@ -392,8 +392,9 @@ class AlarmRow(Table):
 class ReplanRow(Table):
     """One re-plan: what triggered it, what was decided, how it ended.
 
-    `at_us` and both `trigger_to_` times are by the device's clock; `generation` 0: no plan was pushed.
-    `remark`: what went into the decision beside the plans, such as why a trained policy had no say.
+    `at_us` and both `trigger_to_` times are by the device's clock, unless that was set in between.
+    `generation` 0: no plan was pushed. `remark`: what went into the decision beside the plans, such as why a
+    trained policy had no say.
     """
 
     __tablename__ = "replans"

@@ -20,7 +20,7 @@ from stageloom.planner.store.profiles import store_profile, store_stage_profile,
 from stageloom.planner.store.rows import insert_rows, read_row, readable, run_on_rows, saturated, sum_of
 from stageloom.planner.store.tables import EventRow, LedgerRow, RollupRow, TelemetryRow
 from stageloom.planner.store.trials import store_trial_row
-from stageloom.planner.store.trusted_time import present_us
+from stageloom.planner.store.trusted_time import NEWEST_US, present_us
 from stageloom.planner.telemetry import (
     Balance,
     SpanData,
@@ -65,8 +65,6 @@ FROM given JOIN {_LEDGERS} AS book ON book.device = whose AND book.boot = life O
 """
 
 _OLDEST_US: Final = 400 * 86_400_000_000
-
-_NEWEST_US: Final = 86_400_000_000  # by a device's own clock its moments are looked for
 
 _PAGE: Final = 5_000
 
@@ -208,7 +206,7 @@ def _filed_us(at_us: int, present_us: int) -> int:
 
 def is_believed(at_us: int, present_us: int) -> bool:
     """Whether a moment by a device's clock can be right."""
-    return present_us - _OLDEST_US <= at_us <= present_us + _NEWEST_US
+    return present_us - _OLDEST_US <= at_us <= present_us + NEWEST_US
 
 
 def telemetry_balance(session: Session, device: DeviceId | None = None) -> Balance:
@@ -266,7 +264,7 @@ def newest_telemetry(
     device's clock, which need not agree with this machine's. Rows that were filed in the future, while this
     machine's clock was wrong, are none of the newest.
     """
-    until_us = present_us(session) + _NEWEST_US
+    until_us = present_us(session) + NEWEST_US
     newest = [
         session.scalar(
             select(func.max(TelemetryRow.at_us)).where(

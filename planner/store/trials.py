@@ -12,6 +12,7 @@ from stageloom.planner.dispatch.ports import StoredRow
 from stageloom.planner.schema.outputs import OutputsInfo
 from stageloom.planner.schema.replan import TrialInfo
 from stageloom.planner.schema.webhook import WebhookEvent
+from stageloom.planner.store.database import now_us
 from stageloom.planner.store.regimes import keep_regime, known_structures, rolled_back_structures
 from stageloom.planner.store.rows import known_device, message_of
 from stageloom.planner.store.tables import (
@@ -28,6 +29,14 @@ from stageloom.shared.messages.telemetry import PlanActivated, TrialEnded
 _TRIALS: Final = 1000
 
 _COMPARED: Final = ("trial", "proven")
+
+_ON_THE_WAY_US: Final = 60_000_000
+"""That an alarm may take to the planner: so much less time has passed for it than for the device."""
+
+TRIAL_AGE: Final = (TrialRow.epoch, TrialRow.generation, TrialRow.decided_us)
+"""The order of one device's trials. Its clock, which may be set, tells only those of one generation apart."""
+
+_NEWEST_FIRST: Final = tuple(column.desc() for column in TRIAL_AGE)
 
 _VERDICTS: Final = (
     select(
@@ -48,7 +57,7 @@ _VERDICTS: Final = (
         ),
     )
     .where(TrialRow.device == bindparam("of"), TrialRow.environment == bindparam("there"))
-    .order_by(TrialRow.decided_us.desc())
+    .order_by(*_NEWEST_FIRST)
     .limit(_TRIALS)
 )
 
@@ -71,7 +80,14 @@ def store_trial_row(session: Session, device: DeviceId, row: StoredRow) -> None:
     elif isinstance(row.data, PlanActivated):
         replan = _of_generation(session, device, row.data.epoch, row.data.generation)
         if replan is not None and replan.digest == row.data.plan and replan.trigger_to_active_ms is None:
-            replan.trigger_to_active_ms = max(row.at_us - replan.at_us, 0) / 1e3
+            replan.trigger_to_active_ms = _after_alarm_us(session, replan, row.at_us) / 1e3
+
+
+def _after_alarm_us(session: Session, replan: ReplanRow, at_us: int) -> int:
+    """How long after its re-plan's alarm something was, by the device's clock; by the planner's, which has
+    heard of both, where the device's was set in between."""
+    told_us, heard_us = at_us - replan.at_us, now_us(session) - replan.begun_at_us
+    return told_us if 0 <= told_us <= heard_us + _ON_THE_WAY_US else max(heard_us, 0)
 
 
 def _trial_ended(session: Session, device: DeviceId, row: StoredRow, ended: TrialEnded) -> None:
@@ -101,7 +117,7 @@ def _trial_ended(session: Session, device: DeviceId, row: StoredRow, ended: Tria
         replan.how = ended.how
         replan.ratio, replan.ratio_low, replan.ratio_high = ended.ratio, ended.ratio_low, ended.ratio_high
         replan.pairs, replan.figure = ended.pairs, ended.figure
-        replan.trigger_to_decision_ms = max(ended.decided_us - replan.at_us, 0) / 1e3
+        replan.trigger_to_decision_ms = _after_alarm_us(session, replan, ended.decided_us) / 1e3
         replan.environment = ended.environment or replan.environment  # what is found out holds for that
         keep_regime(session, replan, row, ended)
 
@@ -114,7 +130,7 @@ def trial_infos(session: Session, device: DeviceId, *, limit: int = 1000) -> lis
     """
     known_device(session, device)
     rows = session.scalars(
-        select(TrialRow).where(TrialRow.device == device).order_by(TrialRow.decided_us.desc()).limit(limit)
+        select(TrialRow).where(TrialRow.device == device).order_by(*_NEWEST_FIRST).limit(limit)
     )
     return [_trial_info(row) for row in rows]
 

@@ -11,17 +11,22 @@ too old. So the planner keeps the newest time that it believed, the *trusted tim
 
 from typing import Final, NamedTuple
 
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from stageloom.planner.store.database import now_us
 from stageloom.planner.store.events import recent_refusals
 from stageloom.planner.store.rows import add_event
-from stageloom.planner.store.tables import ClockTrustRow
+from stageloom.planner.store.tables import ClockTrustRow, DeviceRow, TelemetryRow
+from stageloom.shared.messages.telemetry import RowKind
 
 _ID: Final = 1
 LEAP_S: Final = 3 * 86_400.0
 
 STEP_S: Final = 6 * 3_600.0
+
+NEWEST_US: Final = 86_400_000_000
+"""That a device's clock may be ahead of the planner's."""
 
 
 class ClockTrust(NamedTuple):
@@ -33,6 +38,11 @@ class ClockTrust(NamedTuple):
     def ahead_s(self, wall_us: int) -> float:
         """How far the clock is past what is believed of it; 0 where it is believed."""
         gap_s = (wall_us - max(self.trusted_us, self.confirmed_us)) / 1e6
+        return gap_s if gap_s > LEAP_S else 0.0
+
+    def behind_s(self, wall_us: int) -> float:
+        """How far the clock is before the trusted time; 0 where that may be."""
+        gap_s = (self.trusted_us - wall_us) / 1e6
         return gap_s if gap_s > LEAP_S else 0.0
 
     def advance(self, wall_us: int, elapsed_s: float) -> "ClockTrust":
@@ -48,8 +58,7 @@ class ClockTrust(NamedTuple):
 
     def present_us(self, wall_us: int) -> int:
         """The time that it is, as far as is known: the clock's, unless it leapt ahead or was set back."""
-        set_back = self.trusted_us - wall_us > LEAP_S * 1e6
-        return self.trusted_us if set_back or self.ahead_s(wall_us) else wall_us
+        return self.trusted_us if self.behind_s(wall_us) or self.ahead_s(wall_us) else wall_us
 
 
 def _believed(session: Session) -> ClockTrust:
@@ -83,8 +92,19 @@ def advance_clock(session: Session, elapsed_s: float) -> float:
 
 
 def trust_clock(session: Session) -> None:
-    """An operator says that the clock is right."""
-    _keep(session, _believed(session)._replace(confirmed_us=now_us(session)))
+    """An operator says that the clock is right: what one that was ahead has put into the future is of now."""
+    wall_us = now_us(session)
+    _keep(session, ClockTrust(min(_believed(session).trusted_us, wall_us), confirmed_us=wall_us))
+    future = (
+        TelemetryRow.device.in_(select(DeviceRow.name)),  # so that an index serves
+        TelemetryRow.kind.in_([kind.value for kind in RowKind]),
+        TelemetryRow.at_us > wall_us + NEWEST_US,
+    )
+    for misfiled in (
+        update(TelemetryRow).where(*future).values(at_us=wall_us),
+        update(DeviceRow).where(DeviceRow.last_seen_us > wall_us).values(last_seen_us=wall_us),
+    ):
+        session.execute(misfiled, execution_options={"synchronize_session": False})
     add_event(session, None, "clock_trusted", "by operator")
 
 
@@ -98,6 +118,14 @@ def clock_notice(ahead_s: float) -> str:
 
 def notices(session: Session) -> list[str]:
     """What an operator should know of, a line each: a clock that is not believed, what was refused."""
-    ahead_s = _believed(session).ahead_s(now_us(session))
-    clock = [clock_notice(ahead_s)] if ahead_s else []
+    trust, wall_us = _believed(session), now_us(session)
+    clock = []
+    if ahead_s := trust.ahead_s(wall_us):
+        clock.append(clock_notice(ahead_s))
+    if behind_s := trust.behind_s(wall_us):
+        clock.append(
+            f"telemetry is filed under a later time than the clock's: it is {behind_s / 86_400.0:.1f} days "
+            "behind what this planner has known; correct it, or run `stageloom planner trust-clock` if it is "
+            "right"
+        )
     return clock + recent_refusals(session)

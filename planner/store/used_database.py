@@ -106,6 +106,23 @@ def require_own(data_dir: Path, database_url: str) -> None:
         )
 
 
+def require_chosen(data_dir: Path, database_url: str) -> None:
+    """Make sure that a planner begins no empty database because the URL of the last one was forgotten.
+
+    Raises:
+        InputError: no URL is given, and the last planner of `data_dir` used another database than SQLite's
+            default file.
+        SettingError: the URL that it used cannot be used here.
+    """
+    kept, default_url = kept_url(data_dir), sqlite_url(data_dir / DATABASE_FILE)
+    if kept and not database_url and not same_database(kept, default_url):
+        raise InputError(
+            f"the planner on {data_dir} used the database {without_password(kept)}; without a URL this start "
+            f"would use {default_url}",
+            remedy="name the one that is meant with --database-url",
+        )
+
+
 def sqlite_file(data_dir: Path, database_url: str) -> Path | None:
     """The file of a planner's database; None where that is on a server.
 

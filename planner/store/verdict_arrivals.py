@@ -1,7 +1,8 @@
 """Under which arrivals a re-plan's trial was decided: those of its alarm, or newer ones; parts of statements.
 
 Where arrivals move during a trial, the device drops the pairs of before (`TrialCore.arrivals_moved`), so that
-the verdict is about what came since. It tells of that by an alarm, which begins a re-plan of its own.
+the verdict is about what came since. It tells of that by an alarm, which begins a re-plan of its own. What
+came first is told by the planner's clock: a device's may be set in between.
 """
 
 from typing import Final
@@ -25,8 +26,7 @@ MOVED_ALARM: Final = (
         _LATER.device == ReplanRow.device,
         _LATER.replan > ReplanRow.replan,
         _LATER.cause == Cause.REGIME.value,
-        _LATER.at_us > ReplanRow.at_us,
-        _LATER.at_us <= ReplanRow.at_us + 1000.0 * ReplanRow.trigger_to_decision_ms,
+        _LATER.begun_at_us <= ReplanRow.begun_at_us + 1000.0 * ReplanRow.trigger_to_decision_ms,
     )
     .order_by(_LATER.replan.desc())
     .limit(1)

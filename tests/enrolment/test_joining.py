@@ -14,11 +14,20 @@ from stageloom.edge_agent.link.join import join
 from stageloom.planner.dispatch import events as ev
 from stageloom.planner.enrolment.service import certificate_digest
 from stageloom.planner.store.devices import add_token, enrol_device, revoke_device
-from stageloom.shared.clock import SystemClock
+from stageloom.shared.clock import ManualClock, SystemClock
 from stageloom.shared.digest import digest_bytes
-from stageloom.shared.errors import KeyRevoked, StateError, StorageError, TokenError, UnavailableError
+from stageloom.shared.errors import (
+    KeyRevoked,
+    RefusedError,
+    StateError,
+    StorageError,
+    TokenError,
+    UnavailableError,
+)
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.keyfile import KeyPair
+from stageloom.shared.messages.base import RefusalCode, Refused
+from stageloom.shared.messages.enrol import EnrolReply
 from stageloom.shared.token import JoinToken
 from tests.enrolment.rig import enrolling
 from tests.link.rig import Agent, wait_until
@@ -85,6 +94,26 @@ def test_another_certificate_is_named_with_its_remedy_and_is_not_told_the_secret
             "make a new token on the planner that runs there"
         )
         assert set(rig.store.tokens.values()) == {""}
+
+
+@pytest.mark.parametrize("code", [RefusalCode.RATE, RefusalCode.INTERNAL])
+def test_a_planner_that_says_to_try_again_is_asked_again_until_time_is_up(
+    monkeypatch: pytest.MonkeyPatch, code: RefusalCode
+) -> None:
+    at = "tcp://127.0.0.1:1"
+    token = JoinToken(bytes(32), bytes(16), at, at, at, "tls://127.0.0.1:1", bytes(32))
+    refused, clock = Refused(code=code, reason="try again"), ManualClock()
+    answers: list[EnrolReply | Refused] = [refused, refused, EnrolReply(device=DeviceId("new"))]
+
+    def joined() -> Membership:
+        return join(token, DeviceId("new"), new_keys(), clock=clock, rng=Random(1), sleep=clock.advance)
+
+    monkeypatch.setattr("stageloom.edge_agent.link.join.ask", lambda *_: answers.pop(0))
+    assert joined().device == "new"
+    monkeypatch.setattr("stageloom.edge_agent.link.join.ask", lambda *_: refused)
+    with pytest.raises(RefusedError, match="try again"):
+        joined()
+    assert clock.monotonic_s() > 5.0, "of the ten seconds that it has"
 
 
 def test_a_port_where_nobody_listens_is_named(tmp_path: Path) -> None:

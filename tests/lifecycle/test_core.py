@@ -386,3 +386,18 @@ def test_a_profile_is_run_once_its_artifact_is_there_and_not_again_when_answered
     assert not any(isinstance(one, ev.RunProfile) for one in again.do(ev.TimePassed()))
     driver.do(ev.Received(desired(2)))
     assert driver.core.state.answered == (), "forgotten with the request"
+
+
+@pytest.mark.parametrize(("epoch", "generations"), [(1, (2, 3)), (2, (3,))], ids=["later", "at once"])
+def test_another_request_with_a_number_that_was_answered_is_measured(
+    epoch: int, generations: tuple[int, ...]
+) -> None:
+    """A planner's database was restored, and the number was given again."""
+    driver, another = Driver().online(), control.ProfileRequest(3, NEED, batch=2)
+    driver.do(ev.ArtifactPresent(NEED.digest))
+    driver.do(ev.Received(desired(1, profiles=(control.ProfileRequest(3, NEED),))))
+    driver.do(ev.ProfileAnswered(3))
+    for generation in generations:
+        profiles = (another,) if generation == generations[-1] else ()
+        actions = driver.do(ev.Received(desired(generation, epoch=epoch, profiles=profiles)))
+    assert ev.RunProfile(another) in actions

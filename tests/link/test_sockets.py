@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
@@ -246,6 +246,21 @@ def test_the_client_names_a_planner_with_another_key_within_five_seconds(
         with Agent(rig, "a", keys, tmp_path, planner_key=planner_keys().public) as agent:
             wait_until(lambda: agent.status.detail == connection.PLANNER_KEY_DIFFERS, timeout_s=5)
     assert connection.PLANNER_KEY_DIFFERS in caplog.text
+
+
+def test_a_device_that_connects_too_often_is_not_told_that_another_planner_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def impatient(*args: Any, **options: Any) -> "zmq.Socket[bytes]":
+        dealer = make_dealer(*args, **options)
+        dealer.setsockopt(zmq.HANDSHAKE_IVL, 500)  # not 10 s: what is not let in is not answered
+        return dealer
+
+    monkeypatch.setattr(connection, "make_dealer", impatient)
+    with running("a") as (rig, (keys,)):
+        rig.server.ask(lambda core: setattr(core, "may_connect_now", lambda key, now_s: False))
+        with Agent(rig, "a", keys, tmp_path) as agent:
+            wait_until(lambda: "connects too often" in agent.status.detail, timeout_s=5)
 
 
 # -- bounds -------------------------------------------------------------------------------------------------

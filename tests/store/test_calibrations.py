@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
+from sqlalchemy import select
 
 from stageloom.planner.costs.drift import Renewal
 from stageloom.planner.dispatch.ports import ReportRecord, TelemetryWrite
 from stageloom.planner.store.costs import (
+    MOST_ENVIRONMENTS,
     calibration_of,
     keep_schedules,
     operator_costs,
@@ -19,6 +21,7 @@ from stageloom.planner.store.events import newest_events
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.profiles import request_profile
 from stageloom.planner.store.store import Store
+from stageloom.planner.store.tables import CalibrationRow
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.ids import DeviceId, Digest, OpId
 from stageloom.shared.messages.control import Alarm, Report
@@ -110,6 +113,18 @@ def test_steps_of_before_another_power_mode_say_nothing_of_its_costs_whatever_to
     assert rig.store.read(calibration_of, NANO).steps_since_us == 0
     link.record_alarm(NANO, alarm(2, SLOW))
     assert rig.store.read(calibration_of, NANO).steps_since_us == T0_US
+
+
+def test_a_device_that_names_ever_more_environments_keeps_those_that_it_came_to_last(rig: Rig) -> None:
+    rig.drifted(2.0)
+    own = rig.store.read(calibration_of, NANO).costs_key
+    for at in range(MOST_ENVIRONMENTS + 2):
+        raised = structs.replace(alarm(at, f"mode {at}"), at_us=T0_US + 10 + at)
+        LinkStore(rig.store).record_alarm(NANO, raised)
+    with rig.store.database.read() as session:
+        kept = set(session.scalars(select(CalibrationRow.environment)))
+    assert kept == {f"mode {at}" for at in range(2, MOST_ENVIRONMENTS + 2)}
+    assert rig.store.read(operator_costs, own, rig.artifact) == {}
 
 
 @pytest.mark.promise("drifted-device-costs-own")

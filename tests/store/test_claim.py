@@ -1,6 +1,7 @@
 """One planner per database on a server: whoever claims it writes under a lock, or not at all."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from sqlalchemy import text
 
 from stageloom.planner.store.database import CLAIM, Database
 from stageloom.planner.store.devices import device_info, device_infos
+from stageloom.planner.store.schema import current_revision
 from stageloom.planner.store.store import Store
 from stageloom.shared.errors import StorageError, UnavailableError
 from tests.planner.processes import until
@@ -103,6 +105,16 @@ def test_a_lock_that_the_server_keeps_for_a_connection_lost_on_the_way_is_taken_
         assert holders(other) == 1
         lost.close()
         assert holders(other) == 1
+
+
+@on_a_server
+def test_a_database_that_another_planner_has_is_not_migrated(
+    other: Database, tmp_path: Path, database_url: str
+) -> None:
+    with other.claim(), ExitStack() as claim:
+        with pytest.raises(UnavailableError, match="another planner runs on this database"):
+            Store(tmp_path, database_url, claim=claim)
+    assert current_revision(other) is None
 
 
 def test_a_server_that_cannot_be_reached_is_not_claimed(tmp_path: Path) -> None:

@@ -9,11 +9,12 @@ from sqlalchemy import text
 from stageloom.planner.dispatch.ports import StoredRow, TelemetryWrite
 from stageloom.planner.housekeeping import Housekeeper
 from stageloom.planner.store import schema
+from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.retention import Retention, tidy
 from stageloom.planner.store.store import Store
 from stageloom.planner.store.tables import OperatorCostRow
-from stageloom.planner.store.telemetry import newest_telemetry
+from stageloom.planner.store.telemetry import filed_rows, newest_telemetry
 from stageloom.planner.store.trusted_time import (
     LEAP_S,
     STEP_S,
@@ -24,9 +25,11 @@ from stageloom.planner.store.trusted_time import (
 )
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.messages.telemetry import QueueSample, Row, RowKind, encode_row
+from tests.planner.api.context import QuietFleet
 from tests.planner.processes import until
 from tests.store.helpers import NANO, enrol, write_of
 from tests.store.migrated import new_store
+from tests.store.test_newest import alarm
 
 DAY_S = 86_400.0
 TWO_YEARS_S = 730 * DAY_S
@@ -167,6 +170,28 @@ def test_rows_of_right_devices_outlive_a_planner_that_starts_with_a_wrong_clock(
     assert store.read(newest_telemetry, NANO, [RowKind.QUEUE_SAMPLE], 1_000_000)[0] == [late]
 
 
+def test_a_clock_that_was_ahead_at_the_first_start_of_all_is_mended_by_an_operator(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A planner knows no time but one years ahead. 2. Its clock is set right. 3. An operator says so."""
+    monkeypatch.setattr(store.database, "_clock", ManualClock(wall_us=after(TWO_YEARS_S)))
+    enrol(store)
+    run(store, 0.0)
+    first, second = (Row(T0_US + at, QueueSample("relu", 1, 2, 3)) for at in range(2))
+    send(store, 0, first)
+    assert LinkStore(store).record_alarm(NANO, alarm(1)) is not None
+    monkeypatch.setattr(store.database, "_clock", ManualClock())
+    run(store)
+    (notice,) = store.read(notices)
+    assert "730.0 days behind" in notice and "`stageloom planner trust-clock`" in notice
+    store.write(trust_clock)
+    assert store.read(notices) == []
+    send(store, 1, second)
+    assert store.read(filed_rows, NANO, [RowKind.QUEUE_SAMPLE]) == [(T0_US, first), (T0_US + 1, second)]
+    assert store.read(device_info, NANO).last_seen_us == T0_US
+    assert LinkStore(store).record_alarm(NANO, alarm(2)) is not None, "the re-plan of then holds up none"
+
+
 def test_rows_that_were_once_filed_in_the_future_are_not_the_newest(store: Store, clock: ManualClock) -> None:
     enrol(store)
     send(store, 0, Row(T0_US, QueueSample("relu", 1, 2, 3)))
@@ -255,7 +280,7 @@ def test_the_log_says_once_that_old_rows_are_held_back(
     LinkStore(store).append_telemetry([write_of(0, 9)])
     run(store, 0.0)
     clock.advance(TWO_YEARS_S)
-    housekeeper = Housekeeper(store, KEEP)
+    housekeeper = Housekeeper(store, KEEP, QuietFleet())
     until(lambda: "held back" in caplog.text)
     housekeeper.close()
     assert rows(store) == 10

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -71,6 +72,26 @@ def test_a_number_is_not_given_twice_though_its_version_or_all_were_removed(
         store.remove_model("relu")
     assert add_model(store, tmp_path) == first
     assert versions(store, ["relu"]) == [("relu", 4, first)]
+
+
+def test_a_file_that_is_added_while_the_last_version_of_it_is_removed_stays(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A model is added whose file is there. 2. Before the database knows of it, the other model with that
+    file goes."""
+    digest = add_model(store, tmp_path)
+    remover, put_file = Thread(target=store.remove_model, args=["relu"]), store.blobs.put_file
+
+    def put(source: Path, digest: Digest) -> int:
+        size_bytes = put_file(source, digest)
+        remover.start()
+        remover.join(0.2)  # it waits, or has ended by then
+        return size_bytes
+
+    monkeypatch.setattr(store.blobs, "put_file", put)
+    store.add_model("other", tmp_path / "relu.artifact", digest)
+    remover.join()
+    assert versions(store, ["other"]) == [("other", 1, digest)] and store.blobs.has(digest)
 
 
 def test_a_version_that_is_not_there_is_refused_with_those_that_are(store: Store, tmp_path: Path) -> None:

@@ -26,9 +26,10 @@ from stageloom.planner.store.regimes import known_regimes
 from stageloom.planner.store.replan_pushes import awaits_trial, is_trying, push_replan, tries_anothers
 from stageloom.planner.store.replan_settings import set_replan_settings
 from stageloom.planner.store.replans import end_overdue, replan_infos, unfinished_replans
+from stageloom.planner.store.retention import Retention, tidy
 from stageloom.planner.store.store import Store
 from stageloom.planner.store.tables import GenerationRow, ReplanRow
-from stageloom.planner.store.trials import committed_plans
+from stageloom.planner.store.trials import committed_plans, trial_infos
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.engine.trial import UNDECIDED
 from stageloom.shared.errors import InputError
@@ -47,6 +48,7 @@ from stageloom.shared.plan import Plan
 from tests.store.helpers import NANO, T0_US, add_model, enrol, row, small_plan
 
 CLASS = "cpu-2-core"
+YEAR_S = 365 * 86_400
 
 
 def alarm(number: int, plan: Plan | None, arrivals_per_s: float = 10.0) -> Alarm:
@@ -262,20 +264,23 @@ def test_a_verdict_is_filed_under_the_environment_that_it_was_found_in_whatever_
     assert proven == {CLASS: [], "second": [other.digest] if outcome == "committed" else [], "third": []}
 
 
-@pytest.mark.parametrize(("moved_s", "met_per_s"), [(2, 40.0), (4, 10.0)])
+@pytest.mark.parametrize(("moved_s", "set_s", "met_per_s"), [(2, 0, 40.0), (4, 0, 10.0), (2, YEAR_S, 40.0)])
 def test_a_verdict_is_about_the_arrivals_that_came_when_it_was_said(
-    rig: Rig, moved_s: int, met_per_s: float
+    rig: Rig, clock: ManualClock, moved_s: int, set_s: int, met_per_s: float
 ) -> None:
-    """1. A plan is tried at 10/s. 2. Arrivals move to 40/s; nothing is pushed for them. 3. The trial ends
-    after 3 s."""
+    """1. A plan is tried at 10/s; the device's clock may be set. 2. Arrivals move to 40/s; nothing is pushed
+    for them. 3. The trial ends after 3 s."""
     other = replace(rig.runs, lanes=2)
     number = rig.replanned(other, "")
     rig.store.write(_pending)
-    moved = structs.replace(alarm(50, rig.runs, 40.0), cause="regime", at_us=T0_US + moved_s * 1_000_000)
+    clock.advance(moved_s)
+    at_us = clock.wall_us() + set_s * 1_000_000
+    moved = structs.replace(alarm(50, rig.runs, 40.0), cause="regime", at_us=at_us)
     overtaking = LinkStore(rig.store).record_alarm(NANO, moved)
     assert overtaking is not None
-    generation = rig.store.read(newest_desired, NANO)
-    rig.tried(other, "reject", known=False, generation=generation, after_us=3_000_000)
+    clock.advance(max(3 - moved_s, 0))
+    generation, ended_us = rig.store.read(newest_desired, NANO), (3 + set_s) * 1_000_000
+    rig.tried(other, "reject", known=False, generation=generation, after_us=ended_us)
     for ended in (number, overtaking):
         rig.store.write(_ended, ended, "rejected", 8)
     (entry,) = rig.store.read(known_regimes, NANO, CLASS)
@@ -527,6 +532,31 @@ def test_the_library_holds_who_won_a_re_plans_trial_under_the_alarms_load(rig: R
     assert names == [one.digest for one in shown], "named so that other commands find them"
     with pytest.raises(InputError, match="there is no device"):
         rig.store.read(regime_infos, DeviceId("nobody"))
+
+
+@pytest.mark.parametrize("set_s", [-YEAR_S, YEAR_S])
+def test_a_device_clock_that_is_set_during_a_trial_puts_its_verdict_at_no_other_time(
+    rig: Rig, clock: ManualClock, set_s: int
+) -> None:
+    other = replace(rig.runs, lanes=2)
+    rig.replanned(other, "")
+    clock.advance(90.0)
+    generation, ended_us = rig.store.read(newest_desired, NANO), (90 + set_s) * 1_000_000
+    rig.tried(other, "commit", known=False, generation=generation, after_us=ended_us)
+    (entry,) = rig.store.read(known_regimes, NANO, CLASS)
+    assert entry.at_us == T0_US + 90_000_000
+    assert rig.store.read(replan_infos, NANO)[0].trigger_to_decision_ms == 90_000.0
+
+
+def test_the_newest_trial_is_that_of_the_newest_generation_whatever_the_device_clock_said(rig: Rig) -> None:
+    """Its verdict counts, it is shown first, and the older one goes first."""
+    other = replace(rig.runs, lanes=2)
+    rig.tried(other, "commit", after_us=YEAR_S * 1_000_000)
+    rig.tried(other, "reject", known=False, generation=(1, 2))
+    assert rig.store.read(committed_plans, NANO, CLASS) == []
+    assert [trial.generation for trial in rig.store.read(trial_infos, NANO)] == [2, 1]
+    sum(tidy(rig.store, Retention(0.0, 0.0, 0.0, history_rows=1)))
+    assert [trial.generation for trial in rig.store.read(trial_infos, NANO)] == [2]
 
 
 @pytest.mark.parametrize("ahead_s", [-86_400, 86_400])

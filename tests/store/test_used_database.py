@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from stageloom.planner.config import load_config
 from stageloom.planner.lock import LOCK_FILE
+from stageloom.planner.service import Planner
+from stageloom.planner.store.database import sqlite_url
 from stageloom.planner.store.devices import device_infos
 from stageloom.planner.store.store import ReadStore, Store
 from stageloom.planner.store.used_database import (
@@ -14,6 +17,7 @@ from stageloom.planner.store.used_database import (
     USED_FILE,
     keep_url,
     kept_url,
+    require_chosen,
     require_own,
     same_database,
 )
@@ -93,6 +97,27 @@ def test_a_url_is_the_planners_own_if_it_names_what_it_used_or_nothing_says_othe
     require_own(tmp_path, ELSEWHERE)
     with pytest.raises(InputError, match="another database"):
         require_own(tmp_path, default)
+
+
+def test_a_start_without_a_url_is_refused_where_the_last_planner_used_another_database(
+    tmp_path: Path,
+) -> None:
+    home, elsewhere = tmp_path / "home", sqlite_url(tmp_path / "other.sqlite")
+    home.mkdir()
+    keep_url(home, elsewhere)
+    names = (
+        r"used the database sqlite:\S+/other\.sqlite; .* use sqlite:\S+/home/planner\.sqlite; name the one"
+    )
+    with pytest.raises(InputError, match=names):
+        Planner(load_config(environment={}, overrides={"data_dir": home, "listen": "127.0.0.1:0"}))
+    assert kept_url(home) == elsewhere and not (home / DATABASE_FILE).exists()
+    keep_url(home, ELSEWHERE)
+    with pytest.raises(InputError, match=r"loom:\*\*\*@db\.example/loom"):
+        require_chosen(home, "")
+    default = sqlite_url(home / DATABASE_FILE)
+    require_chosen(home, default)
+    keep_url(home, default)
+    require_chosen(home, "")
 
 
 def test_migrate_changes_the_planners_database_and_makes_no_other(
