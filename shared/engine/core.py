@@ -96,10 +96,10 @@ class EngineCore:
         """Launch into this plan from now on; `stageloom.shared.engine.swap` says what moves over. Also ends a
         drain.
 
-        Queued tasks of a model that the plan lacks, or whose inputs or outputs differ in it, are refused, as
-        are those for which its queues leave no room. The plan that was active is released when nothing is in
-        flight on it any more; with `keep` it stays loaded, and bounds of queues only grow (the windows of a
-        trial: no task is refused for a plan that may be gone in a moment).
+        Queued tasks of a model that the plan lacks, or that has other inputs or outputs or smaller ranges in
+        it, are refused, as are those for which its queues leave no room. The plan that was active is released
+        when nothing is in flight on it any more; with `keep` it stays loaded, and bounds of queues only grow
+        (the windows of a trial: no task is refused for a plan that may be gone in a moment).
 
         Raises:
             ValueError: the plan is not loaded.
