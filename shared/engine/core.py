@@ -457,10 +457,12 @@ class EngineCore:
             return False
         nearest: Launcher | None = None
         for launcher in self._registry.launchers.values():
-            if self._due_s(launcher, early=True) <= now and (
-                nearest is None or launcher.next_s < nearest.next_s
-            ):
-                nearest = launcher
+            due_s = self._due_s(launcher, early=True)
+            if due_s <= now:
+                if nearest is None or launcher.next_s < nearest.next_s:
+                    nearest = launcher
+            elif due_s < self._launch_s:
+                self._launch_s = due_s  # the lane may be idle then, too
         if nearest is None:
             return False
         self._launch_one(nearest, now)
