@@ -18,7 +18,7 @@ from msgspec import Struct
 from stageloom.edge_agent.config import AUTO, AgentConfig
 from stageloom.edge_agent.lifecycle.events import PlanMeasured
 from stageloom.edge_agent.lifecycle.states import PlanRef, RunnablePlan
-from stageloom.edge_agent.machine.device import device_class
+from stageloom.edge_agent.machine.device import cpu_flags, device_class, has_bf16
 from stageloom.edge_agent.machine.executors import machine_facts, usable_on_gpu
 from stageloom.edge_agent.store import StateFile
 from stageloom.edge_agent.way_measuring import WayRequests
@@ -178,7 +178,8 @@ class OwnModels:
 
     def best(self, times: ExecutorTimes) -> Plan:
         """The plan for what is known."""
-        allowed = ("fp32", self.precision)
+        lacking = self.precision == "bf16" and not has_bf16(cpu_flags())  # times may be of another processor
+        allowed = ("fp32",) if lacking else ("fp32", self.precision)
         known = [
             {o: taken for o, taken in times.of(one.artifact).items() if o.precision in allowed}
             for one in self.choices

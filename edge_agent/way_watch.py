@@ -4,7 +4,6 @@ It measures while nothing is served and no trial runs, and remembers what it fou
 """
 
 import math
-import os
 from collections.abc import Collection, Mapping
 from typing import Final
 
@@ -12,6 +11,7 @@ from stageloom.edge_agent.config import AUTO
 from stageloom.edge_agent.executor_choice import TIMES_NAME, ExecutorTimes, installed, ways
 from stageloom.edge_agent.lifecycle.shell import NoLink
 from stageloom.edge_agent.lifecycle.states import RunnablePlan
+from stageloom.edge_agent.machine.control_groups import usable_cores
 from stageloom.edge_agent.machine.device import device_class
 from stageloom.edge_agent.parts import Parts
 from stageloom.edge_agent.store import StateFile
@@ -41,7 +41,7 @@ class WayWatch:
     def _begin(self, environment: str) -> None:
         """Go by what was measured in an environment."""
         self._times = ExecutorTimes(StateFile(self._parts.config.home_path / TIMES_NAME), environment)
-        wanted = ways(self._installed, len(os.sched_getaffinity(0)))
+        wanted = ways(self._installed, len(usable_cores()))
         self._ways = PlannedWays(WayRequests(self._times, wanted, first=OWN_REQUESTS))
 
     @property

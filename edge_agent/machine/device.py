@@ -3,7 +3,7 @@
 import os
 import platform
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
@@ -75,6 +75,16 @@ def cpu_flags(proc: Path = Path("/proc")) -> frozenset[str]:
     return frozenset(next(flags, ()))
 
 
+_INSTRUCTIONS: Final = ("amx_bf16", "avx512_bf16", "avx512_vnni", "avx512f", "avx_vnni", "avx2")
+"""What decides how fast models run, the highest first: a virtual machine may give processors of several
+generations one name."""
+
+
+def has_bf16(flags: Collection[str]) -> bool:
+    """Whether the processor computes in bfloat16 itself; `flags` are as Linux calls them."""
+    return not {"avx512_bf16", "amx_bf16"}.isdisjoint(flags)
+
+
 def driver_version(proc: Path = Path("/proc")) -> str:
     """NVIDIA's kernel driver, or ""."""
     match = _DRIVER.search(text_of(proc / "driver/nvidia/version") or "")
@@ -90,9 +100,10 @@ def device_class(
 ) -> str:
     """One text: hardware with its Jetson Linux, driver and power mode, runtime versions, precision.
 
-    `mode` is the power mode, by default the one of now.
+    Of a processor it says the cores and the highest set of instructions. `mode` is the power mode, by default
+    the one of now.
     """
-    hardware = ", ".join(gpu_names(proc, root)) or f"{cpu_name(proc)} x{len(os.sched_getaffinity(0))}"
+    hardware = ", ".join(gpu_names(proc, root)) or _processor(proc)
     driver, release = driver_version(proc), l4t_release(root)
     mode = this_machine().power_mode() if mode is None else mode
     device = ", ".join(
@@ -105,6 +116,12 @@ def device_class(
     # What is cut off counts, too: a digest stands for it.
     whole = digest_bytes([text.encode()])[:_DIGEST]
     return f"{text[: _LONGEST - _DIGEST - 1]} {whole}"
+
+
+def _processor(proc: Path) -> str:
+    flags = cpu_flags(proc)
+    highest = [name for name in _INSTRUCTIONS if name in flags][:1]
+    return " ".join((cpu_name(proc), f"x{len(os.sched_getaffinity(0))}", *highest))
 
 
 _ANY_MODE: Final = "\0"

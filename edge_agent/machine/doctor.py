@@ -12,7 +12,7 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +23,7 @@ from stageloom.edge_agent.config import OLD_SETTINGS_NAME, load_config, settings
 from stageloom.edge_agent.executor.executors import added_executors
 from stageloom.edge_agent.lifecycle.alone import require_names
 from stageloom.edge_agent.machine.control_groups import WHOLE_CORES, cpu_quota, quota_warning
-from stageloom.edge_agent.machine.device import cpu_flags, cpu_name, gpu_names, installed
+from stageloom.edge_agent.machine.device import cpu_flags, cpu_name, gpu_names, has_bf16, installed
 from stageloom.edge_agent.machine.executors import (
     OnnxFacts,
     TorchFacts,
@@ -336,11 +336,6 @@ def settings_check(home: Path) -> Check:
             "`stageloom-agent config show --toml` writes agent.toml",
         )
     return _ok("settings", str(file) if file.exists() else "all defaults")
-
-
-def has_bf16(flags: Collection[str]) -> bool:
-    """Whether the processor computes in bfloat16 itself; `flags` are as Linux calls them."""
-    return not {"avx512_bf16", "amx_bf16"}.isdisjoint(flags)
 
 
 def disk_check(home: Path) -> Check:

@@ -3,7 +3,6 @@
 Nothing heavy is imported: versions come from metadata and files, so a broken package is named and not run.
 """
 
-import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from stageloom.edge_agent.executor.executors import EXECUTORS, added_executors
+from stageloom.edge_agent.machine.control_groups import usable_cores
 from stageloom.edge_agent.machine.device import driver_version, gpu_names, installed
 from stageloom.edge_agent.machine.jetson import how_to_install
 from stageloom.shared.messages.telemetry import CoreRange, ExecutorFact, MachineFacts
@@ -161,7 +161,7 @@ def machine_facts(usual: str, intra_op_threads: int) -> MachineFacts:
     problems |= added_problems()
     names = list(dict.fromkeys([usual, *problems, "null"]))[:_MOST_EXECUTORS]
     return MachineFacts(
-        cores=tuple(CoreRange(*span) for span in core_ranges(os.sched_getaffinity(0))[:_MOST_RANGES]),
+        cores=tuple(CoreRange(*span) for span in core_ranges(usable_cores())[:_MOST_RANGES]),
         executors=tuple(ExecutorFact(name, problems.get(name, "")[:_MOST_PROBLEM]) for name in names),
         intra_op_threads=intra_op_threads,
     )

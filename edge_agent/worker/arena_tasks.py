@@ -384,6 +384,7 @@ class _ArenaTask(EngineTask):
             done.ended_s,
             done.shapes,
         )
+        self._inputs = self._outputs = {}  # queues may remember the task, and shall not keep arenas mapped
         application = self._owner.applications.get(self._application)
         self._owner.report_end(done, application, encode_packet(ended))
 

@@ -96,10 +96,10 @@ class EngineCore:
         """Launch into this plan from now on; `stageloom.shared.engine.swap` says what moves over. Also ends a
         drain.
 
-        Queued tasks of a model that the plan lacks, or whose inputs or outputs differ in it, are refused, as
-        are those for which its queues leave no room. The plan that was active is released when nothing is in
-        flight on it any more; with `keep` it stays loaded, and bounds of queues only grow (the windows of a
-        trial: no task is refused for a plan that may be gone in a moment).
+        Queued tasks of a model that the plan lacks, or that has other inputs or outputs or smaller ranges in
+        it, are refused, as are those for which its queues leave no room. The plan that was active is released
+        when nothing is in flight on it any more; with `keep` it stays loaded, and bounds of queues only grow
+        (the windows of a trial: no task is refused for a plan that may be gone in a moment).
 
         Raises:
             ValueError: the plan is not loaded.
@@ -457,10 +457,12 @@ class EngineCore:
             return False
         nearest: Launcher | None = None
         for launcher in self._registry.launchers.values():
-            if self._due_s(launcher, early=True) <= now and (
-                nearest is None or launcher.next_s < nearest.next_s
-            ):
-                nearest = launcher
+            due_s = self._due_s(launcher, early=True)
+            if due_s <= now:
+                if nearest is None or launcher.next_s < nearest.next_s:
+                    nearest = launcher
+            elif due_s < self._launch_s:
+                self._launch_s = due_s  # the lane may be idle then, too
         if nearest is None:
             return False
         self._launch_one(nearest, now)
@@ -486,7 +488,7 @@ class EngineCore:
                     self._launch_s = min(self._launch_s, due_s)
                     continue
                 task = launcher.queue.first(launcher.turn_s)
-                if self._gives_up(launcher, task, now):
+                if self._gives_up(launcher, task, active, lanes, now):
                     break
                 wanted = wanted_by_s(task, launcher.turn_s), task.seq
                 if first is None or wanted < earliest:
@@ -500,16 +502,30 @@ class EngineCore:
                 self._launch_one(first, now, lanes)
                 self._scheduler.refresh(now)
 
-    def _gives_up(self, launcher: Launcher, task: Task, now: float) -> bool:
-        """End a task that waits and can no longer complete in time."""
+    def _gives_up(self, launcher: Launcher, task: Task, active: PlanState, lanes: int, now: float) -> bool:
+        """End a task that waits and can no longer complete in time.
+
+        One that had too little time from the start is tried where nothing else would get the lanes' time.
+        """
         target = launcher.target
-        if target is None or task.deadline_s - now > target.pace.rest_s[0]:
+        if target is None or task.tried or task.deadline_s - now > target.pace.rest_s[0]:
             return False
         if task.deadline_s - task.arrived_s <= target.pace.rest_s[0]:
+            if self._is_alone(task, active, lanes, now):
+                task.tried = True
+                return False
             target.pace.doubt()
         self._registry.finish(task, Outcome.EXPIRED, Code.EXPIRED, _TOO_LATE)
         self._scheduler.refresh(now)  # a shared one may be launched in another model
         return True
+
+    def _is_alone(self, task: Task, active: PlanState, lanes: int, now: float) -> bool:
+        """Nothing but this task could begin in these lanes."""
+        return self._scheduler.chooser.first(active, lanes) is None and not any(
+            launcher.queue.launchable > (launcher.name in task.models)
+            and self._due_s(launcher, early=True, lanes=lanes) <= now
+            for launcher in self._registry.launchers.values()
+        )
 
     def _buries(self, combined: CombinedState, now: float) -> bool:
         """End the tasks that this combined block would run and that can no longer complete in time."""
@@ -519,7 +535,8 @@ class EngineCore:
             for slot in combined.order
             if mask & slot.bit and slot.instance is not None
             for row in slot.instance.rows
-            if not row.ended and row.deadline_s - now <= slot.track.model.pace.rest_s[slot.block]
+            if not (row.ended or row.tried)
+            and row.deadline_s - now <= slot.track.model.pace.rest_s[slot.block]
         ]
         for row in late:
             if not row.ended:  # a shared one is in several members

@@ -8,7 +8,7 @@ from stageloom.shared.engine.queues import Launcher, SharedLine
 from stageloom.shared.engine.records import Instance
 from stageloom.shared.engine.slots import PlanState
 from stageloom.shared.engine.steps import Action, Code, FinishTask, Outcome, PlanKey, Task
-from stageloom.shared.engine.swap import same_signature
+from stageloom.shared.engine.swap import takes_tasks_of
 from stageloom.shared.ids import TaskId
 
 _SLACK = 64  # deadlines of ended tasks remembered beyond the live ones before they are swept out
@@ -139,7 +139,7 @@ class TaskRegistry:
             launcher = self.launchers.get(model.name)
             if launcher is None:
                 launcher = self.launchers[model.name] = Launcher(model)
-            elif not same_signature(launcher.graph, model.bound.graph):
+            elif not takes_tasks_of(model.bound.graph, launcher.graph):
                 self.refuse_all(
                     launcher, Code.MODEL_CHANGED, "the new plan's model has other inputs or outputs"
                 )

@@ -71,6 +71,7 @@ class Task:
         "priority",
         "seq",
         "shared",
+        "tried",
         "trouble",
     )
 
@@ -93,6 +94,7 @@ class Task:
         self.arrived_s = 0.0
         self.patient_until_s = math.inf  # by when it counts as due without a deadline
         self.buffered = False  # a shared task that is, or has been, in the buffers of its models
+        self.tried = False  # runs although by what is known it never had the time
         self.ended = False
         self.instances: list[Instance] = []  # one per model in which it was launched
         self.parts: dict[str, Outcome] = {}  # of a shared task: how it ended in each model so far

@@ -15,9 +15,12 @@ from stageloom.shared.ids import StepId
 from stageloom.shared.plan import Wait
 
 
-def same_signature(one: Graph, other: Graph) -> bool:
-    """Whether a task made for one graph can be run by the other: inputs fit, outputs have their places."""
-    return _signature(one) == _signature(other)
+def takes_tasks_of(graph: Graph, old: Graph) -> bool:
+    """Whether `graph` can run each task that was made for `old`: inputs fit, outputs have their places."""
+    return _signature(graph) == _signature(old) and all(
+        graph.takes(tensor, old.smallest(before))
+        for tensor, before in zip(graph.inputs, old.inputs, strict=True)
+    )
 
 
 def _signature(graph: Graph) -> tuple[list[Tensor], list[Tensor]]:

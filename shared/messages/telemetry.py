@@ -261,8 +261,9 @@ class ExecutorFact(Struct, frozen=True, array_like=True):
 class MachineFacts(Struct, frozen=True, tag=14, array_like=True):
     """What a device can run plans with, as it was when its agent started.
 
-    `cores` are those that the agent may use, ascending. The first of `executors` is the one that the agent
-    measures with where a request names none, on `intra_op_threads` threads.
+    `cores` are those that the agent may use, ascending, and no more than a quota pays for. The
+    first of `executors` is the one that the agent measures with where a request names none, on
+    `intra_op_threads` threads.
     """
 
     cores: Annotated[tuple[CoreRange, ...], Meta(max_length=64)]

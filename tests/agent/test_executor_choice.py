@@ -1,10 +1,12 @@
 """Which executor a device finds fastest: what it asks, what it concludes, what it remembers."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from stageloom.edge_agent import executor_choice
 from stageloom.edge_agent.executor_choice import ExecutorChoice, ExecutorTimes, OwnModels, ways
 from stageloom.edge_agent.lifecycle.events import PlanMeasured
 from stageloom.edge_agent.store import StateFile
@@ -204,3 +206,16 @@ def test_fewer_bits_are_tried_where_they_are_allowed_and_the_executor_knows_them
     assert tried("bf16") == {("openvino", "bf16")}
     assert tried("fp16") == {("torch_cuda", "fp16"), ("onnx_cuda", "fp16")}
     assert tried("tf32") == {("torch_cuda", "tf32"), ("onnx_cuda", "tf32")}
+
+
+@pytest.mark.parametrize(("flags", "runs"), [({"avx512_bf16"}, "bf16"), ({"avx512_vnni"}, "fp32")])
+def test_a_processor_without_bf16_runs_in_fp32_whatever_was_remembered(
+    flags: set[str], runs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor_choice, "cpu_flags", lambda: flags)
+    known = times(tmp_path)
+    for artifact in (A[0], B[0]):
+        known.note(artifact, OPENVINO, 2e-3)
+        known.note(artifact, replace(OPENVINO, precision="bf16"), 1e-3)
+    executors = replace(MODELS, precision="bf16").best(known).executors
+    assert {one.precision for one in executors} == {runs}

@@ -4,6 +4,8 @@ import os
 
 import pytest
 
+from stageloom.edge_agent.machine import control_groups
+from stageloom.edge_agent.machine.control_groups import usable_cores
 from stageloom.edge_agent.machine.doctor import executors_check
 from stageloom.edge_agent.machine.executors import (
     OnnxFacts,
@@ -13,7 +15,7 @@ from stageloom.edge_agent.machine.executors import (
     machine_facts,
     problems_of,
 )
-from stageloom.shared.messages.telemetry import Row, decode_row, encode_row
+from stageloom.shared.messages.telemetry import CoreRange, Row, decode_row, encode_row
 
 ONNX, TORCH = OnnxFacts(present=True), TorchFacts("2.8.0")
 ONNX_GPU, TORCH_GPU = OnnxFacts(True, True, "13.0"), TorchFacts("2.8.0", "13.0")
@@ -61,6 +63,12 @@ def test_a_planner_is_told_the_executor_that_the_agent_is_set_to_first_and_it_fi
     assert facts.executors[0].name == "openvino" and facts.intra_op_threads == 3
     assert {one.name: one.problem for one in facts.executors} == {**executor_problems(), "null": ""}
     cores = {core for one in facts.cores for core in range(one.first, one.last + 1)}
-    assert cores == os.sched_getaffinity(0)
+    assert cores == set(usable_cores())
     assert decode_row(encode_row(Row(1, facts))).data == facts
     assert machine_facts("null", 1).executors[0].name == "null"
+
+
+def test_with_a_quota_a_planner_is_told_as_many_cores_as_it_pays_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {2, 3, 5, 7})
+    monkeypatch.setattr(control_groups, "cpu_quota", lambda root: 2.5)
+    assert machine_facts("onnx", 1).cores == (CoreRange(2, 3),)

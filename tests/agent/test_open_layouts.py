@@ -1,6 +1,7 @@
 """Tasks of models with open dimensions or several shapes between client and agent, with a played engine."""
 
 import time
+import weakref
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -187,6 +188,21 @@ def test_a_running_task_ends_as_its_plan_has_the_model_whatever_plan_its_layout_
         task.deliver("open", {"y": np.ones(made)})
         task.answer(TaskDone(TaskId(7), Outcome.COMPLETED, "", "", now, now, now))
         assert owner.ends[-1].shapes == told
+
+
+def test_a_task_that_has_ended_keeps_no_memory_of_its_application_mapped() -> None:
+    """The engine's queues may remember the task until others end."""
+    owner: Any = _Arenas()
+    layout = _Layout(AddLayout(1, ("net",), (("x", 0, 0),), (("y", 0, 0),)))
+    layout.inputs, layout.outputs = {"net": {"x": np.zeros(4)}}, {"net": {"y": np.zeros(4)}}
+    mapped = [weakref.ref(layout.inputs["net"]["x"]), weakref.ref(layout.outputs["net"]["y"])]
+    task = _ArenaTask(owner, layout, RunTask(TaskId(7), 1, 0, None))
+    del layout
+    running = task.inputs("net")
+    task.answer(TaskDone(TaskId(7), Outcome.CANCELLED, "", "", 0.0, None, 0.0))
+    assert [one() is None for one in mapped] == [False, True], "a step that was issued goes on reading"
+    del running
+    assert [one() is None for one in mapped] == [True, True]
 
 
 @pytest.mark.promise("open-dimensions")

@@ -156,6 +156,16 @@ def test_a_processor_that_names_its_model_is_called_by_it(tmp_path: Path) -> Non
     assert cpu_name(tmp_path / "absent") == platform.machine()
 
 
+def test_processors_of_one_name_and_other_instructions_are_two_device_classes(tmp_path: Path) -> None:
+    """As virtual machines of two generations are: neither runs by what the other measured."""
+    found = []
+    for flags in ("sse2 avx2", "avx2 avx512f avx512_vnni", "avx2 avx512f avx512_vnni avx512_bf16 amx_bf16"):
+        (tmp_path / "cpuinfo").write_text(f"model name\t: Intel(R) Xeon(R) Processor\nflags\t\t: {flags}\n")
+        found.append(device_class(mode="", proc=tmp_path, root=tmp_path).partition(";")[0])
+    name = f"Intel(R) Xeon(R) Processor x{len(os.sched_getaffinity(0))}"
+    assert found == [f"{name} avx2", f"{name} avx512_vnni", f"{name} amx_bf16"]
+
+
 def test_jetson_clocks_and_the_release_are_part_of_what_costs_are_filed_under(tmp_path: Path) -> None:
     it = chain(tmp_path, "thor")
     assert it.power_mode() == "120W"

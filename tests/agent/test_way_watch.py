@@ -12,6 +12,7 @@ from stageloom.edge_agent import way_watch
 from stageloom.edge_agent.config import AUTO
 from stageloom.edge_agent.executor_choice import TIMES_NAME, ExecutorTimes
 from stageloom.edge_agent.lifecycle.states import PlanRef, RunnablePlan
+from stageloom.edge_agent.machine import control_groups
 from stageloom.edge_agent.machine.device import device_class
 from stageloom.edge_agent.store import StateFile
 from stageloom.edge_agent.way_measuring import ATTEMPTS, BUSY_PAUSE_S, ROUNDS
@@ -108,3 +109,16 @@ def test_in_another_power_mode_the_models_are_measured_anew(rig: Rig, tmp_path: 
     assert not ExecutorTimes(StateFile(tmp_path / TIMES_NAME), device_class()).of(DIGEST)
     kept = ExecutorTimes(StateFile(tmp_path / TIMES_NAME), "in fast mode")
     assert set(kept.of(DIGEST).values()) == {1e-3}
+
+
+def test_with_a_quota_no_more_threads_are_measured_than_it_pays_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(way_watch, "installed", lambda: ("onnx",))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(control_groups, "cpu_quota", lambda root: 1.0)
+    rig = Rig(tmp_path)
+    while rig.watch.left:
+        rig.tick()
+        assert decode_plan(rig.asked.pop().plan).executor == ONE_THREAD
+        rig.watch.answered(1e3, "", cannot=False, quiet=True)

@@ -63,6 +63,20 @@ def test_work_conserving_launches_when_a_lane_is_idle() -> None:
     assert len(driver.issued) == 3
 
 
+def test_work_conserving_waits_with_an_idle_lane_for_company_alone() -> None:
+    """Not until the interval since the last launch, of a second, is over."""
+    fields = {"launch_interval_us": 1_000_000, "batch": 4, "batch_max_delay_us": 500}
+    driver = Driver(chains(1, 1, fields=fields))
+    for _ in range(2):
+        driver.now += 0.01
+        driver.submit("a")
+        wakeup = driver.core.next_wakeup(driver.now)
+        assert wakeup == pytest.approx(driver.now + 0.0005)
+        driver.at(wakeup or 0.0)
+        assert len(driver.steps) == 1
+        driver.end_all()
+
+
 def test_a_strict_launcher_leaves_a_lane_idle() -> None:
     driver = Driver(chains(1, fields={"launch_interval_us": 1000, "work_conserving": False}))
     driver.submit("a")

@@ -89,23 +89,34 @@ def test_tasks_behind_one_that_is_given_up_are_served_at_once() -> None:
     assert driver.order()[-1] == other
 
 
-def test_where_no_task_ever_has_the_time_one_is_tried_now_and_then() -> None:
-    driver = _one_lane(1)
+def test_where_no_task_ever_has_the_time_and_others_wait_one_is_tried_now_and_then() -> None:
+    driver = _one_lane(1, 1)
     _measured(driver, 0.010)
-    driver.now += 1.0
+    hopeless = []
     for _ in range(40):
-        driver.submit("a", deadline_s=driver.now + 0.008)
-        if driver.steps:
-            driver.now += 0.005
-            driver.end()
-        driver.now += 0.010
-    assert [task for task in driver.answers if driver.outcome(task) == "completed"][-5:] == [
-        36,
-        37,
-        38,
-        39,
-        40,
-    ]
+        driver.now += 1.0
+        driver.submit("b")
+        driver.submit("b")
+        hopeless.append(driver.submit("a", deadline_s=driver.now + 0.008))
+        driver.end()
+        driver.now += 0.005
+        driver.end_all()
+    outcomes = [driver.outcome(task) for task in hopeless]
+    assert outcomes[:20] == ["expired"] * 20 and outcomes[-5:] == ["completed"] * 5
+
+
+@pytest.mark.parametrize("models", [("a",), ("c",), ("a", "b")])
+def test_after_a_slow_step_an_idle_lane_still_serves_each_task(models: tuple[str, ...]) -> None:
+    """By the estimate none of them has the time any more, and nothing else wants the lane."""
+    driver = _one_lane(1, 1, 3)
+    for seconds in (0.010, 2.0):
+        driver.submit(*models)
+        _run(driver, seconds)
+    tasks = []
+    for _ in range(3):
+        tasks.append(driver.submit(*models, deadline_s=driver.now + 0.1))
+        _run(driver, 0.010)
+    assert [driver.outcome(task) for task in tasks] == ["completed"] * 3
 
 
 def test_a_shared_task_is_given_up_if_one_of_its_models_takes_too_long() -> None:

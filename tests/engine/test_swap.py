@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.plan import ExecutorOptions, Member, ModelPlan, QueuePlan, QueueRule, Wait
+from stageloom.shared.shape_ranges import ShapeRanges
 from tests.engine.driver import Driver
 from tests.engine.generate import chain, digest, graph_of, members_of, plan_of
 from tests.engine.plans import chains, models_of, with_models
@@ -235,6 +237,31 @@ def test_queued_tasks_are_kept_unless_the_new_model_takes_other_inputs() -> None
     driver.load(1, plan_of([other], [[Member(0, 0, 0)]], graphs))
     driver.activate(1)
     assert driver.answers[tasks[2]].code == "model_changed"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "outcome"),
+    [(1, 2, "refused"), (2, 1, ""), (1, 1, ""), (1, 0, "")],
+)
+def test_queued_tasks_are_refused_where_the_new_model_takes_a_smaller_range(
+    old: int, new: int, outcome: str
+) -> None:
+    """Inputs of `old` to 2 elements; the small ones would fail in every step that wants 2."""
+
+    def of_at_least(elements: int, number: int) -> BoundPlan:
+        graph = graph_of("a", [[0]], outputs=[1])
+        ranges = ShapeRanges(((elements,),) * 2, 8) if elements < 2 else None
+        model = replace(models_of([1])[0], artifact=digest(number))
+        graphs = {digest(number): replace(graph, ranges=ranges)}
+        return plan_of([model], [[Member(0, 0, 0)]], graphs, run_ahead=1)
+
+    driver = Driver(of_at_least(old, 7))
+    tasks = [driver.submit("a") for _ in range(3)]
+    driver.load(1, of_at_least(new, 8))
+    driver.activate(1)
+    assert driver.outcome(tasks[2]) == outcome
+    if outcome:
+        assert driver.answers[tasks[2]].code == "model_changed"
 
 
 def test_a_smaller_queue_sends_its_losers_away() -> None:

@@ -356,6 +356,6 @@ def test_a_device_class_begins_with_the_file_of_its_gpu_or_a_cpu_of_its_cores() 
     assert base_device(xavier, "torch_cuda").name == "xavier_nx"
     assert base_device(xavier, "onnx").cores == 1
     assert base_device("NVIDIA A100-SXM4-40GB, driver 550; torch-2.5; fp32", "onnx_cuda").name == "a100"
-    assert base_device("AMD EPYC x2; onnxruntime-1.2; fp32", "onnx").cores == 2
+    assert base_device("AMD EPYC x2 avx2; onnxruntime-1.2; fp32", "onnx").cores == 2
     with pytest.raises(InputError, match="no device file is for"):
         base_device("NVIDIA Voodoo; torch-2.5; fp32", "torch_cuda")

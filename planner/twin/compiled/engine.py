@@ -314,7 +314,7 @@ def next_wakeup_s(w: World, now: float) -> float:
 
 @jit
 def next_launch_s(w: World, now: float) -> float:
-    """When the spacing of the next launch is over; infinity where something else has to happen first."""
+    """When the next launch is allowed; infinity where something else has to happen first."""
     launch_s = NEVER
     by_deadline = idle = False
     lanes = ANY_LANE
@@ -326,7 +326,7 @@ def next_launch_s(w: World, now: float) -> float:
             if not lanes:
                 return NEVER
     for model in range(w.clock[0].num_models):
-        due_s = ready_s(w, model, by_deadline and idle, lanes)
+        due_s = ready_s(w, model, idle, lanes)
         if due_s > now or not by_deadline:  # else one of an earlier deadline goes before it
             launch_s = min(launch_s, due_s)
     return launch_s

@@ -89,7 +89,7 @@ MODEL: Final = _record(
 ROW: Final = _record(f8="arrived_s", i8="task")  # a queued task, or a row of an instance
 INSTANCE: Final = _record(
     f8="ready_s deadline_s expires_s wanted_by_s turn_s",
-    i8="id used on_board track model block passed over started live begin count bucket level steps",
+    i8="id used on_board track model block passed over started tried live begin count bucket level steps",
 )
 STEP: Final = _record(
     f8="issued_s left_s began_s share",

@@ -129,7 +129,7 @@ def launch_by_deadline(w: World, now: float) -> None:
         for model in range(w.clock[0].num_models):
             if ready_s(w, model, idle, lanes) > now:
                 continue
-            if gives_up(w, model, now):
+            if gives_up(w, plan, model, lanes, now):
                 gave_up = True
                 break
             launcher = w.models[model]
@@ -180,8 +180,21 @@ def first_launched(w: World, plan: Records, lanes: int) -> int:
 
 
 @jit
-def gives_up(w: World, model: int, now: float) -> bool:
-    """End the oldest task of a queue if it can no longer complete in time."""
+def is_alone(w: World, plan: Records, model: int, lanes: int, now: float) -> bool:
+    """Nothing but the oldest task of this model's queue could begin in these lanes."""
+    for other in range(w.clock[0].num_models):
+        own = 1 if other == model else 0
+        if w.models[other].queued > own and ready_s(w, other, True, lanes) <= now:
+            return False
+    return first_launched(w, plan, lanes) == NOBODY
+
+
+@jit
+def gives_up(w: World, plan: Records, model: int, lanes: int, now: float) -> bool:
+    """End the oldest task of a queue if it can no longer complete in time.
+
+    One that had too little time from the start is tried where nothing else would get the lanes' time.
+    """
     launcher = w.models[model]
     target = w.targets[launcher.target]
     row = w.queues[model, launcher.head]
@@ -190,6 +203,8 @@ def gives_up(w: World, model: int, now: float) -> bool:
     if deadline_s - now > least_s:
         return False
     if deadline_s - row.arrived_s <= least_s:
+        if is_alone(w, plan, model, lanes, now):
+            return False
         doubt_pace(w, target)
     log_end(w, model, row, EXPIRED, NOBODY, now)
     drop_first(w, model)
@@ -210,7 +225,7 @@ def buries(w: World, home: Records, now: float) -> bool:
         instance = w.instances[index]
         least_s = rest_s(w, w.targets[w.tracks[slot.track].target], slot.block)
         deadline_s = w.models[instance.model].deadline_s
-        while instance.used and not instance.over and instance.live:
+        while instance.used and not instance.over and instance.live and not instance.tried:
             oldest = w.rows[index, instance.begin + instance.count - instance.live]
             if oldest.arrived_s + deadline_s - now > least_s:
                 break
@@ -262,9 +277,14 @@ def launch_one(w: World, model: int, now: float, lanes: int) -> None:
     instance.track, instance.block, instance.passed = at_track, 0, 0
     instance.ready_s, instance.begin, instance.count, instance.live = now, 0, count, count
     instance.turn_s = launcher.turn_s
-    if launcher.deadline_s == NEVER and w.plans[target.plan].by_deadline:
-        spacing_s = rest_s(w, target, 0) / target.lanes_share
-        launcher.turn_s = next_turn_s(launcher.turn_s, now, spacing_s, launcher.patience_s)
+    instance.tried = 0
+    if w.plans[target.plan].by_deadline:
+        least_s = rest_s(w, target, 0)
+        if launcher.deadline_s == NEVER:
+            spacing_s = least_s / target.lanes_share
+            launcher.turn_s = next_turn_s(launcher.turn_s, now, spacing_s, launcher.patience_s)
+        elif w.rows[index, 0].arrived_s + launcher.deadline_s - now <= least_s:
+            instance.tried = 1
     clock.next_instance += 1
     fit(w, index, target.batch)
     track = w.tracks[at_track]
