@@ -20,6 +20,7 @@ from stageloom.edge_agent.reporting.status import AgentStatus, TrialStatus
 from stageloom.edge_agent.serving.settings import check_settings
 from stageloom.shared.errors import ExitCode, SettingError, StageloomError
 from stageloom.shared.importer.model_argument import MODEL_METAVAR, parse_model, parse_models, parse_shape
+from stageloom.shared.module_command import module_command
 from stageloom.shared.search.registry import schedulers
 from stageloom.shared.standard_streams import write_any_text
 from stageloom.shared.text import counted
@@ -165,7 +166,8 @@ def run(
     check_settings(config.serving)
     check_metrics(config.metrics)
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "stageloom.edge_agent.run", encode_config(config)])
+    command = module_command("stageloom.edge_agent.run", encode_config(config))
+    os.execv(command[0], command)
 
 
 def _refuse_unused(*options: tuple[str, object]) -> None:
