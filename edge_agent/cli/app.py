@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -133,6 +133,8 @@ def run(
     DIMS are numbers joined by x, or `scalar`; LOW..HIGH leaves a dimension open, '{A,B}' serves
     each of these sizes. Without NAME a model is called like its file.
     """
+    from stageloom.edge_agent.lifecycle.alone import require_names
+
     models = None
     if model:
         models = tuple(
@@ -161,8 +163,17 @@ def run(
         serving=_given(http=http, grpc=grpc, open=everybody),
         metrics=_given(listen=metrics, open=everybody),
     )
-    if config.models and config.executor == AUTO:
-        _refuse_unused(("--scheduler", scheduler), ("--threads", threads), ("--replicas", replicas))
+    require_names(config)
+    if not config.models:
+        given = {"--scheduler": scheduler, "--precision": precision, "--replicas": replicas}
+        _refuse_unused(given, "without --model: a planner decides that", "leave it out")
+    elif config.executor == AUTO:
+        given = {"--scheduler": scheduler, "--threads": threads, "--replicas": replicas}
+        _refuse_unused(
+            given,
+            "on plans of the executor auto, which decides that by what it measures",
+            "name another one with --executor, too, or leave it out",
+        )
     check_settings(config.serving)
     check_metrics(config.metrics)
     sys.stdout.flush()
@@ -170,18 +181,15 @@ def run(
     os.execv(command[0], command)
 
 
-def _refuse_unused(*options: tuple[str, object]) -> None:
-    """In a file these may stand for the day that it names an executor; who types one means it now.
+def _refuse_unused(given: Mapping[str, object], why: str, remedy: str) -> None:
+    """In a file these may stand for the day that they count; who types one means it now.
 
     Raises:
         SettingError: one is given.
     """
-    for name, value in options:
+    for name, value in given.items():
         if value is not None:
-            raise SettingError(
-                f"{name} has no effect on plans of the executor auto, which decides that by what it measures",
-                remedy="name another one with --executor, too, or leave it out",
-            )
+            raise SettingError(f"{name} has no effect {why}", remedy=remedy)
 
 
 def _given(**options: str | bool | None) -> dict[str, str | bool] | None:

@@ -315,8 +315,7 @@ def settings_check(home: Path) -> Check:
     """`run` would take the settings file."""
     try:
         config = load_config(home)
-        if config.models:
-            require_names(config)
+        require_names(config)
         check_settings(config.serving)
         check_metrics(config.metrics)
     except StageloomError as error:

@@ -305,7 +305,7 @@ def test_damaged_membership_does_not_stop_the_agent(tmp_path: Path) -> None:
         ('[agent]\ncolour = "red"', "unknown field `colour`"),
         ("[agent]\nreplicas = 0", "Expected `int` >= 1 - at `$.replicas`"),
         ('[agent]\nmodels = [{name = "a", path = "a"}]\nscheduler = "bogus"', "no scheduler 'bogus'"),
-        ('[agent]\nmodels = [{name = "a", path = "a"}]\nexecutor = "abacus"', "no executor 'abacus'"),
+        ('[agent]\nexecutor = "abacus"', "no executor 'abacus'"),
         ('[agent.serving]\nhttp = "0.0.0.0:8000"', "0.0.0.0:8000 can be reached from other machines"),
         ('[agent.metrics]\nlisten = "0.0.0.0:9000"', "0.0.0.0:9000 can be reached from other machines"),
         ('[agent.serving]\nhttp = "127.0.0.1:8000"\ntokens = "/no/such.tokens"', "/no/such.tokens"),
