@@ -263,7 +263,7 @@ def verify(
         typer.Option(
             "--schedule", "--scheduler", metavar="NAME", help=f"Scheduler: {', '.join(schedulers())}."
         ),
-    ],
+    ] = "sequential",
     shape: Annotated[
         list[str] | None,
         typer.Option("--shape", metavar="INPUT=DIMS", help="Pin an input, like images=1x3x640x640."),
