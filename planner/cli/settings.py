@@ -98,6 +98,11 @@ def take_options(words: Sequence[str]) -> list[str]:
         raise InputError("--data-dir and --planner name two planners", remedy="leave one of them out")
     if taken.data_dir:
         taken.planner = ""  # what is said here goes before the environment
+    if "--token-file" in named and not taken.planner:  # else the command has its owner's rights here
+        raise InputError(
+            "--token-file is for a planner elsewhere, and none is named",
+            remedy=f"name it with --planner or ${PLANNER_VARIABLE}, or leave --token-file out",
+        )
     settings.__dict__.update(taken.__dict__)
     return rest
 
