@@ -1,7 +1,7 @@
 """Settings of the agent. Command line over environment over file over default, as the planner has it.
 
 The file is `agent.toml` in its home, with a table `[agent]`; the environment has `STAGELOOM_AGENT_` and the
-name in capitals. `agent.json`, which version 0.1.0 had, is read where there is no `agent.toml`.
+name in capitals. `agent.json`, which version 0.1.0 had, is read where `agent.toml` is missing or empty.
 """
 
 import os
@@ -116,11 +116,16 @@ def load_config(
 
 def settings_file(home: Path) -> Path:
     """The file that holds the settings of this state directory: of agent.toml and agent.json, which version
-    0.1.0 had, the one that is there."""
+    0.1.0 had, the one that is there.
+
+    An empty agent.toml gives way: for `config show --toml > agent.toml` a shell makes it before the other
+    was read.
+    """
     old = home / OLD_SETTINGS_NAME
     new = home / SETTINGS_NAME
     # Unlike `Path.exists` this is no error in a directory that is not ours; reading the file will be one.
-    return old if os.path.exists(old) and not os.path.exists(new) else new
+    has_new = os.path.exists(new) and os.path.getsize(new) > 0
+    return old if os.path.exists(old) and not has_new else new
 
 
 def set_values(home: Path, environment: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:

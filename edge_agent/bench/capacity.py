@@ -106,10 +106,6 @@ class CapacitySearch:
         left = [place for place in (below, above) if len(samples[place]) < self.many]
         return min(left, key=lambda place: len(samples[place])) if left else None
 
-    def found_none(self, samples: Samples) -> bool:
-        """Whether it has ended without a rate that holds, down to the lowest."""
-        return bool(samples) and not capacity_per_s(samples) and self.next_index(samples, 0) is None
-
     def most_per_s(self, samples: Samples) -> float:
         """What the capacity may still come to, in tasks a second, were `many` 1: itself once the search has
         ended, till then the lowest rate above it that does not hold; inf where none is known."""

@@ -97,7 +97,6 @@ class OwnResult:
     over_best: Ratio | None
     best: str
     load_per_s: float  # as given; 0 where it was not
-    carried_per_s: float
     digest: str  # of the plan that the agent served
     plan: Plan | None  # that plan; None where it is not known
     window_s: float = _LEAST_WINDOW_S
@@ -124,13 +123,17 @@ class OwnResult:
             "over_best_interval": self.over_best and self.over_best[1:],
             "best": self.best,
             "load_per_s": self.load_per_s or None,
-            "carried_per_s": self.carried_per_s,
+            "carried_per_s": self.row(OURS)["per_s"],
             "window_s": self.window_s,
             "warnings": list(self.warnings),
             "plan": self.digest,
             "plan_text": plan_text(self.plan).splitlines() if self.plan is not None else [],
             "verdict": self.verdict(),
         }
+
+    def row(self, name: str) -> Mapping[str, Any]:
+        """The capacity of a contestant; empty where it has none."""
+        return next((row for row in self.capacities if row["contestant"] == name), {})
 
     def verdict(self) -> str:
         """One sentence."""
@@ -161,6 +164,8 @@ class OwnResult:
             )
         if self.rivals_none and OURS in measured:
             return f"{self._use()}: nothing else carries a load within the deadlines"
+        if not self.row(self.best).get("settled", True):
+            return f"no verdict: time was up before the load of {self.best} was found; give --seconds more"
         return "no verdict: too few windows, or no load that is carried in time; give --seconds more"
 
     def _use(self) -> str:
@@ -331,7 +336,7 @@ class _Bench:
         looking_s = began_s + _LOOKING * self._load.seconds
         contest.capacities(found, self._rough_search(), first_per_s, looking_s)
         for name, one in found.items():
-            self._progress(f"  {name}: about {one.per_s:.3g} tasks a second")
+            self._progress(f"  {name}, tasks a second: {_known_text(*self._known(one))}")
         self._settle(contest, found, first_per_s, began_s + self._load.seconds)
         return found
 
@@ -348,43 +353,51 @@ class _Bench:
         first_per_s: float,
         until_s: float,
     ) -> None:
-        """Ours, the naive rival and the best one."""
+        """Ours, the naive rival, and the best one by what each may carry."""
 
         def chosen() -> Iterator[str]:
             yield OURS
-            yield max(_rivals(found), key=lambda name: found[name].per_s, default=OURS)
+            yield self._best(found)
             yield self._rivals[0].name
 
         contest.settle(found, chosen, list(map(self._search, _WINDOWS)), first_per_s, until_s)
 
+    def _best(self, found: Mapping[str, CapacityFound]) -> str:
+        """The rival that may carry most: what a search has seen before its end is a lower bound."""
+        search = self._rough_search()
+
+        def rank(name: str) -> tuple[float, float]:
+            return search.most_per_s(found[name].samples), found[name].per_s
+
+        return max(_rivals(found), key=rank, default=OURS)
+
+    def _known(self, found: CapacityFound) -> tuple[float | None, bool]:
+        """A capacity in tasks a second, and whether its search has ended; else it is a lower bound, and None
+        where no rate held yet."""
+        settled = self._rough_search().most_per_s(found.samples) == found.per_s
+        return found.per_s if settled or found.per_s else None, settled
+
     def _result(
         self, found: Mapping[str, CapacityFound], absent: Mapping[str, str], digest: str, plan: Plan | None
     ) -> OwnResult:
-        ours = found[OURS]
         # Without an interval there is no verdict over it.
-        best = max(_rivals(found), key=lambda name: found[name].per_s)
-        naive = self._rivals[0].name
-        search = self._rough_search()
-        none = {name for name, one in found.items() if search.found_none(one.samples)}
+        best, naive = self._best(found), self._rivals[0].name
+        known = {name: self._known(one) for name, one in found.items()}
+        none = {name for name, one in known.items() if one == (0.0, True)}
+
+        def over(rival: str) -> Ratio | None:
+            ended = rival in known and known[OURS][1] and known[rival][1]
+            return ratio_of(found[OURS].samples, found[rival].samples) if ended else None
+
         return OwnResult(
             models=tuple(self._model_row(model, plan) for model in self._models),
-            capacities=tuple(
-                {
-                    "contestant": name,
-                    "per_s": one.per_s,
-                    "low": one.estimate[1] if one.estimate else None,
-                    "high": one.estimate[2] if one.estimate else None,
-                    "windows": sum(map(len, one.samples.values())),
-                }
-                for name, one in found.items()
-            ),
+            capacities=tuple(_capacity_row(name, one, *known[name]) for name, one in found.items()),
             absent=absent,
-            over_naive=ratio_of(ours.samples, found[naive].samples) if naive in found else None,
+            over_naive=over(naive),
             no_naive=why_no_naive(found.get(naive), lowest_index(self._window_s)),
-            over_best=ratio_of(ours.samples, found[best].samples),
+            over_best=over(best),
             best=best,
             load_per_s=sum(self._load.rates_per_s.values()),
-            carried_per_s=ours.per_s,
             digest=digest,
             plan=plan,
             window_s=self._window_s,
@@ -479,6 +492,19 @@ def _rivals(names: Iterable[str]) -> list[str]:
     return [name for name in names if name != OURS]
 
 
+def _capacity_row(name: str, found: CapacityFound, per_s: float | None, settled: bool) -> dict[str, Any]:
+    _, low, high = (found.estimate if settled else None) or (None, None, None)
+    windows = sum(map(len, found.samples.values()))
+    bounds = {"low": low, "high": high}
+    return {"contestant": name, "per_s": per_s, "settled": settled, **bounds, "windows": windows}
+
+
+def _known_text(number: float | None, settled: bool, form: str = ".3g") -> str:
+    if number is None:
+        return "not known"
+    return f"{'' if settled else 'at least '}{number:{form}}"
+
+
 def result_text(result: OwnResult) -> str:
     """As a person reads it; the sentence that says what to do comes last."""
     runtimes = [one for one in RuntimeName if any(f"{one.value}_ms" in row for row in result.models)]
@@ -491,16 +517,16 @@ def result_text(result: OwnResult) -> str:
         ]
         lines.append(f"{row['model']:20} {row['deadline_ms']:7.1f} ms  {'  '.join(times)}   {_runs_on(row)}")
     lines += ["", "served by              tasks a second within the deadlines (95 % interval)"]
-    for row in sorted(result.capacities, key=lambda row: -row["per_s"]):
+    for row in sorted(result.capacities, key=lambda row: -(row["per_s"] or 0.0)):
         interval = "" if row["low"] is None else f"   ({row['low']:.3g} to {row['high']:.3g})"
-        lines.append(f"{row['contestant']:20} {row['per_s']:9.3g}{interval}")
+        lines.append(f"{row['contestant']:20} {_known_text(row['per_s'], row['settled']):>12}{interval}")
     lines += [f"{name}: {reason}" for name, reason in result.absent.items()]
     if result.load_per_s:
-        share = result.carried_per_s / result.load_per_s
-        lines += [
-            "",
-            f"your load is {result.load_per_s:.3g} tasks a second; {share:.2f} times of it is carried",
-        ]
+        ours = result.row(OURS)
+        share = None if ours["per_s"] is None else ours["per_s"] / result.load_per_s
+        said = _known_text(share, ours["settled"], ".2f")
+        carried = "how much is carried is not known" if share is None else f"{said} times of it is carried"
+        lines += ["", f"your load is {result.load_per_s:.3g} tasks a second; {carried}"]
     if result.warnings:
         lines += ["", *(f"warning: {one}" for one in result.warnings)]
     return "\n".join([*lines, "", result.verdict()])

@@ -4,7 +4,6 @@ import contextlib
 import math
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,6 +25,7 @@ from stageloom.edge_agent.reporting.status import AgentStatus, ask_status
 from stageloom.edge_agent.store import StateFile
 from stageloom.shared.artifact import open_artifact
 from stageloom.shared.errors import RefusedError, UnavailableError
+from stageloom.shared.module_command import module_command
 from stageloom.shared.plan import Plan
 from stageloom.shared.search.arrangements import Times
 from stageloom.shared.search.auto import auto_plan
@@ -183,15 +183,14 @@ class StageloomContestant(TaskErrors):
             precision=self._precision,
         )
         if not self._plan:
-            return [sys.executable, "-m", "stageloom.edge_agent.run", encode_config(config)]
+            return module_command("stageloom.edge_agent.run", encode_config(config))
         file = self._home / "plan"
         file.write_bytes(self._plan)
         store = self._home / "artifacts"
         store.mkdir(parents=True)
         for digest, artifact in {model.digest: model.artifact for model in self._served}.items():
             (store / digest).symlink_to(artifact.resolve())
-        module = "stageloom.edge_agent.bench.plan_agent"
-        return [sys.executable, "-m", module, encode_config(config), str(file)]
+        return module_command("stageloom.edge_agent.bench.plan_agent", encode_config(config), str(file))
 
     def _connected(self, agent: "subprocess.Popen[bytes]") -> Client:
         patience = StartPatience(time.monotonic())

@@ -4,7 +4,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +21,7 @@ from stageloom.edge_agent.reporting.status import AgentStatus, TrialStatus
 from stageloom.edge_agent.serving.settings import check_settings
 from stageloom.shared.errors import ExitCode, SettingError, StageloomError, UnavailableError
 from stageloom.shared.importer.model_argument import MODEL_METAVAR, parse_model, parse_models, parse_shape
+from stageloom.shared.module_command import module_command
 from stageloom.shared.search.registry import schedulers
 from stageloom.shared.standard_streams import write_any_text
 from stageloom.shared.text import counted
@@ -133,6 +134,8 @@ def run(
     DIMS are numbers joined by x, or `scalar`; LOW..HIGH leaves a dimension open, '{A,B}' serves
     each of these sizes. Without NAME a model is called like its file.
     """
+    from stageloom.edge_agent.lifecycle.alone import require_names
+
     models = None
     if model:
         models = tuple(
@@ -161,26 +164,33 @@ def run(
         serving=_given(http=http, grpc=grpc, open=everybody),
         metrics=_given(listen=metrics, open=everybody),
     )
-    if config.models and config.executor == AUTO:
-        _refuse_unused(("--scheduler", scheduler), ("--threads", threads), ("--replicas", replicas))
+    require_names(config)
+    if not config.models:
+        given = {"--scheduler": scheduler, "--precision": precision, "--replicas": replicas}
+        _refuse_unused(given, "without --model: a planner decides that", "leave it out")
+    elif config.executor == AUTO:
+        given = {"--scheduler": scheduler, "--threads": threads, "--replicas": replicas}
+        _refuse_unused(
+            given,
+            "on plans of the executor auto, which decides that by what it measures",
+            "name another one with --executor, too, or leave it out",
+        )
     check_settings(config.serving)
     check_metrics(config.metrics)
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "stageloom.edge_agent.run", encode_config(config)])
+    command = module_command("stageloom.edge_agent.run", encode_config(config))
+    os.execv(command[0], command)
 
 
-def _refuse_unused(*options: tuple[str, object]) -> None:
-    """In a file these may stand for the day that it names an executor; who types one means it now.
+def _refuse_unused(given: Mapping[str, object], why: str, remedy: str) -> None:
+    """In a file these may stand for the day that they count; who types one means it now.
 
     Raises:
         SettingError: one is given.
     """
-    for name, value in options:
+    for name, value in given.items():
         if value is not None:
-            raise SettingError(
-                f"{name} has no effect on plans of the executor auto, which decides that by what it measures",
-                remedy="name another one with --executor, too, or leave it out",
-            )
+            raise SettingError(f"{name} has no effect {why}", remedy=remedy)
 
 
 def _given(**options: str | bool | None) -> dict[str, str | bool] | None:
@@ -254,7 +264,7 @@ def verify(
         typer.Option(
             "--schedule", "--scheduler", metavar="NAME", help=f"Scheduler: {', '.join(schedulers())}."
         ),
-    ],
+    ] = "sequential",
     shape: Annotated[
         list[str] | None,
         typer.Option("--shape", metavar="INPUT=DIMS", help="Pin an input, like images=1x3x640x640."),

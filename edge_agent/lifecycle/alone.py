@@ -26,7 +26,8 @@ _log = logging.getLogger(__name__)
 
 
 def require_names(config: AgentConfig) -> None:
-    """Scheduler, executor and precision of plans made here exist; to be asked before models take their time.
+    """Scheduler and executor exist, and the precision of plans made here; to be asked before models take
+    their time, and before a planner is told of the executor.
 
     Raises:
         SettingError: one does not.
@@ -37,7 +38,8 @@ def require_names(config: AgentConfig) -> None:
         raise SettingError(
             f"there is no executor {config.executor!r}", remedy=f"choose one of {', '.join(names)}"
         )
-    if config.executor == AUTO and config.precision in GPU_PRECISIONS and not usable_on_gpu():
+    own = config.models and config.executor == AUTO  # a plan from elsewhere may need no GPU
+    if own and config.precision in GPU_PRECISIONS and not usable_on_gpu():
         raise SettingError(
             f"executors on a GPU know the precision {config.precision!r}, and none can be used here",
             remedy="use fp32 or bf16; `stageloom-agent doctor` says what the GPU lacks",

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from stageloom.edge_agent.config import OLD_SETTINGS_NAME, load_config, settings_file
+from stageloom.edge_agent.config import OLD_SETTINGS_NAME, SETTINGS_NAME, load_config, settings_file
 from stageloom.edge_agent.executor.executors import added_executors
 from stageloom.edge_agent.lifecycle.alone import require_names
 from stageloom.edge_agent.machine.control_groups import WHOLE_CORES, cpu_quota, quota_warning
@@ -316,8 +316,7 @@ def settings_check(home: Path) -> Check:
     """`run` would take the settings file."""
     try:
         config = load_config(home)
-        if config.models:
-            require_names(config)
+        require_names(config)
         check_settings(config.serving)
         check_metrics(config.metrics)
     except StageloomError as error:
@@ -328,13 +327,12 @@ def settings_check(home: Path) -> Check:
             "precision is bf16, and this processor has no units for bfloat16",
             "set precision to fp32",
         )
-    file = settings_file(home)
-    if file.name == OLD_SETTINGS_NAME:
-        return _warn(
-            "settings",
-            f"{file} is of version 0.1.0",
-            "`stageloom-agent config show --toml` writes agent.toml",
-        )
+    file, old = settings_file(home), home / OLD_SETTINGS_NAME
+    if file == old:
+        convert = f"stageloom-agent config show --toml --home {home} > {home / SETTINGS_NAME}"
+        return _warn("settings", f"{file} is of version 0.1.0", f"`{convert}`, then remove {old}")
+    if os.path.exists(old):
+        return _warn("settings", f"{file} is in force, and {old} of version 0.1.0 is not", f"remove {old}")
     return _ok("settings", str(file) if file.exists() else "all defaults")
 
 

@@ -15,6 +15,8 @@ from typing import Any, Final
 
 from msgspec import Struct, ValidationError, convert
 
+from stageloom.shared.module_command import module_command
+
 _LIMIT_S: Final = 90.0  # the first start on a Jetson reads a gigabyte of libraries
 _ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 
@@ -31,7 +33,7 @@ class GpuTrial(Struct, frozen=True):
 
 def run_trial(library: str, command: Sequence[str] = (), limit_s: float = _LIMIT_S) -> GpuTrial:
     """Try `torch` or `onnxruntime` in a child process; `command` stands in for it."""
-    words = command or (sys.executable, "-m", __spec__.name if __spec__ else __name__, library)
+    words = command or module_command(__name__, library)
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired:

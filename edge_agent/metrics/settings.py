@@ -14,6 +14,7 @@ from stageloom.edge_agent.serving.keeper import ServerKeeper
 from stageloom.edge_agent.serving.settings import Address, check_guarded, require_packages
 from stageloom.shared.errors import SettingError
 from stageloom.shared.metrics import PACKAGE
+from stageloom.shared.module_command import module_command
 
 _NEEDED: Final = (PACKAGE, "httptools", "starlette", "uvicorn")
 
@@ -79,6 +80,6 @@ def metrics_keeper(
             report=report,
             log_level=log_level,
         )
-        return ["-m", "stageloom.edge_agent.metrics", msgspec.json.encode(config).decode()]
+        return module_command("stageloom.edge_agent.metrics", msgspec.json.encode(config).decode())
 
     return ServerKeeper(loop, "metrics", command if settings.listen else None, note, rng)

@@ -5,7 +5,6 @@ import logging
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
@@ -17,6 +16,7 @@ from msgspec import Struct
 from stageloom.edge_agent.loop import READ, Loop
 from stageloom.edge_agent.serving.settings import FAILED, ServingConfig, ServingSettings, encode_serving
 from stageloom.shared.backoff import backoff_s
+from stageloom.shared.module_command import module_command
 
 _log = logging.getLogger(__name__)
 
@@ -54,8 +54,8 @@ class ServerKeeper:
     ) -> None:
         """`name`: under which trouble is noted, in the journal's `note` by code and text.
 
-        `command`: the interpreter's arguments that start it, from the descriptor on which it reports the
-        addresses that it has bound; None: nothing is to be served.
+        `command`: the words that start it, from the descriptor on which it reports the addresses that it has
+        bound; None: nothing is to be served.
         """
         self._loop = loop
         self._name = name
@@ -97,7 +97,7 @@ class ServerKeeper:
         self._report, theirs = ours.detach(), reporting.detach()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, *self._command(theirs)],
+                self._command(theirs),
                 pass_fds=(theirs,),
                 stdin=subprocess.DEVNULL,
                 env=os.environ | _KEEP_PAGES,
@@ -205,6 +205,6 @@ def serving_keeper(
             log_level=log_level,
             count=count,
         )
-        return ["-m", "stageloom.edge_agent.serving", encode_serving(config)]
+        return module_command("stageloom.edge_agent.serving", encode_serving(config))
 
     return ServerKeeper(loop, "serving", command if settings.wanted else None, note, rng)

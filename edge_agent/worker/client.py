@@ -5,7 +5,6 @@ import logging
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from stageloom.edge_agent.loop import READ, WRITE, Loop, Timer
@@ -22,6 +21,7 @@ from stageloom.edge_agent.worker.messages import (
     encode_config,
 )
 from stageloom.shared.errors import UnavailableError
+from stageloom.shared.module_command import module_command
 
 _log = logging.getLogger(__name__)
 
@@ -96,7 +96,6 @@ class EngineClient:
         if self._process is not None:
             return
         self.life += 1
-        module = [sys.executable, "-m", "stageloom.edge_agent.worker"]
         opened: list[socket.socket] = []
         try:
             opened += channel_pair()
@@ -105,8 +104,9 @@ class EngineClient:
             for end in (ours, theirs, their_ends):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
             passed = [theirs.fileno(), their_ends.fileno()]
+            arguments = [*map(str, passed), encode_config(self._config)]
             self._process = subprocess.Popen(
-                [*module, *map(str, passed), encode_config(self._config)],
+                module_command("stageloom.edge_agent.worker", *arguments),
                 pass_fds=passed,
                 stdin=subprocess.DEVNULL,
             )

@@ -87,7 +87,7 @@ for name, noun in {
 }.items():
     app.add_typer(noun, name=name)
     for command in noun.registered_commands:
-        command.epilog = EPILOG
+        command.epilog = command.epilog or EPILOG
 for command in train.app.registered_commands:
     command.epilog = EPILOG
 

@@ -31,6 +31,7 @@ from stageloom.planner.schema.replan import (
 )
 from stageloom.shared.errors import ExitCode, InputError
 from stageloom.shared.ids import DeviceId
+from stageloom.shared.text import counted
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -358,6 +359,8 @@ def profile(
             "--plan measures the stages of one plan as it is",
             remedy="leave out --model, --batch, --executor, --threads, --splits",
         )
+    if timeout is not None and not wait:
+        raise InputError("--timeout and --no-wait exclude each other", remedy="leave one of them out")
     budget_s = parse_duration(budget or ("60s" if splits else "20s"), "--budget")
     wait_s = _ANSWER_S + budget_s if timeout is None else parse_duration(timeout, "--timeout")
     request = schema.DeviceProfileRequest(
@@ -387,6 +390,8 @@ def _tell_measured(device: str, reply: schema.DeviceProfileReply) -> None:
         ]
         rows = [tuple(getattr(row, name) for name in columns) for row in reply.measured]
         emit_table(columns, rows, empty="nothing was measured")
+    elif reply.stages is not None:
+        emit(f"{counted(reply.stages, 'stage')} measured")
     else:
         progress(f"asked {device} in generation {pair(reply.epoch, reply.generation)}")
 

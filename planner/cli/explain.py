@@ -44,7 +44,8 @@ def explain(
         str,
         typer.Argument(
             metavar="PLAN|DEVICE",
-            help="A plan's name, or 8 or more characters of its digest; or a device, for the plan it has.",
+            help="A plan's name, or 8 or more characters of its digest; or a device, for the plan it has. A "
+            "device goes before a plan of the same name, unless --device is given.",
         ),
     ],
     device: Annotated[

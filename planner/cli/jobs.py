@@ -1,5 +1,6 @@
 """Jobs from the command line: a line that shows how far one is, and Ctrl-C, which ends it."""
 
+import os
 import re
 import sys
 import time
@@ -10,7 +11,7 @@ from stageloom.planner.api.route import Route
 from stageloom.planner.cli.connection import Caller, connected
 from stageloom.planner.cli.output import progress
 from stageloom.planner.schema.base import Request
-from stageloom.planner.schema.job import JobInfo, JobState
+from stageloom.planner.schema.job import JobInfo, JobProgress, JobState
 
 Q = TypeVar("Q", bound=Request)
 R = TypeVar("R")
@@ -29,7 +30,7 @@ def run_job(route: Route[Q, R], request: Q) -> R:
         KeyboardInterrupt: Ctrl-C, and the job has no result.
     """
     with connected(live=not route.offline) as caller:
-        line = _Line()
+        line = ProgressLine()
         job = caller.start(route, request)
         try:
             end = _followed(caller, job, line)
@@ -43,20 +44,30 @@ def run_job(route: Route[Q, R], request: Q) -> R:
         return result(route, end)
 
 
-def _followed(caller: Caller, job: JobInfo, line: "_Line") -> JobInfo:
+def _followed(caller: Caller, job: JobInfo, line: "ProgressLine") -> JobInfo:
     try:
         for info in caller.follow(job.job):
-            line.show(info)
+            if info.state is JobState.RUNNING:
+                line.show(info.progress)
         return info
     finally:
         line.end()
 
 
+_USUAL_COLUMNS: Final = 80
 _PAUSE_S: Final = 1.0
 """Between two lines that differ in numbers: a tournament may count hundreds of plans."""
 
 
-class _Line:
+def _columns() -> int:
+    """Of the terminal that stderr is; some tell of none."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or _USUAL_COLUMNS
+    except OSError:
+        return _USUAL_COLUMNS
+
+
+class ProgressLine:
     """One line that is redrawn on a terminal; elsewhere a line for each new text, but for numbers that change
     faster than `_PAUSE_S`."""
 
@@ -66,17 +77,17 @@ class _Line:
         self._words, self._told_s = "", 0.0
         self._began_s = time.monotonic()
 
-    def show(self, job: JobInfo) -> None:
-        """Show how far a job is."""
-        told = job.progress
-        if not told.text or job.state is not JobState.RUNNING:
+    def show(self, told: JobProgress) -> None:
+        """Show how far something is; nothing where that has no text."""
+        if not told.text:
             return
         figures = ", ".join(f"{name} {value:.4g}" for name, value in told.figures.items())
         text = f"{told.text}: {figures}" if figures else told.text
         if self._live:
             filled = round(_BAR * min(told.done / told.size, 1.0)) if told.size else 0
             bar = f"[{'#' * filled}{'.' * (_BAR - filled)}] {told.done} of {told.size}, " if told.size else ""
-            sys.stderr.write(f"\r\x1b[K{bar}{text}")
+            # What wraps would be redrawn from its last row on, and leave the others behind.
+            sys.stderr.write(f"\r\x1b[K{f'{bar}{text}'[: _columns() - 1]}")
             sys.stderr.flush()
         elif text != self._shown:
             words = _NUMBERS.sub("", told.text)

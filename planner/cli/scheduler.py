@@ -1,5 +1,6 @@
 """`stageloom scheduler ...`: which schedulers there are, how they compare, and a check of one."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,13 +9,16 @@ import typer
 
 from stageloom.planner.api import routes
 from stageloom.planner.cli.connection import every
-from stageloom.planner.cli.jobs import run_job
+from stageloom.planner.cli.jobs import ProgressLine, run_job
 from stageloom.planner.cli.options import Combine, Partition, model_options, parse_duration
 from stageloom.planner.cli.output import compared, emit_table, progress, show
 from stageloom.planner.cli.request_file import From, request_from
+from stageloom.planner.cli.settings import EPILOG_WITHOUT_PLANNER
 from stageloom.planner.schema import scheduler as schema
+from stageloom.planner.schema.job import JobProgress
 from stageloom.shared.errors import ExitCode, InputError
 from stageloom.shared.search.registry import require_scheduler
+from stageloom.shared.text import counted
 
 if TYPE_CHECKING:
     from stageloom.planner.scheduler_check import SchedulerCheck
@@ -49,13 +53,13 @@ def list_schedulers() -> None:
 @app.command()
 def compare(
     models: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             "--model",
             metavar="NAME[:KEY=VALUE,...]",
-            help="A model to schedule, as for `plan create`. Repeatable.",
+            help="A model to schedule, as for `plan create`. Repeatable. Default: those of the --from file.",
         ),
-    ],
+    ] = None,
     names: Annotated[
         list[str] | None,
         typer.Option("--scheduler", metavar="NAME", help="Only this one. Repeatable. Default: all."),
@@ -96,11 +100,16 @@ def compare(
       r             operators per group at most
       s             groups per stage at most
     """
+    if not models and (file is None or partition is not None):
+        raise InputError(
+            "no model is named", remedy="name it with --model, or in a --from file and without --partition"
+        )
+    named = tuple(model_options(text, partition=partition or "whole") for text in models or ())
     request = request_from(
         schema.SchedulerCompareRequest,
         file,
         {
-            "models": tuple(model_options(text, partition=partition or "whole") for text in models),
+            "models": named or None,
             "schedulers": tuple(names) if names else None,
             "device": device,
             "combination": combine,
@@ -124,7 +133,7 @@ def compare(
     show(reply.compared, lambda: _tell(reply.compared))
 
 
-@app.command()
+@app.command(epilog=EPILOG_WITHOUT_PLANNER)
 def check(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The scheduler, as `scheduler list` has it.")],
     graphs: Annotated[
@@ -150,7 +159,16 @@ def check(
 
     require_scheduler(name)
     limit_s = parse_duration(limit, "--limit")
-    found = check_scheduler(name, list(cases(graphs, seed)), limit_s, lambda done: None)
+    tried, line, began_s = list(cases(graphs, seed)), ProgressLine(), time.monotonic()
+
+    def told(done: int) -> None:
+        text = f"{done} of {counted(len(tried), 'case')} tried"
+        line.show(JobProgress(text=text, elapsed_s=time.monotonic() - began_s))
+
+    try:
+        found = check_scheduler(name, tried, limit_s, told)
+    finally:
+        line.end()
     show(found, lambda: _tell_check(found))
     if not found.passed:
         raise typer.Exit(ExitCode.FAILED)

@@ -29,7 +29,7 @@ from stageloom.planner.cli.output import (
 from stageloom.planner.cli.settings import EPILOG, settings
 from stageloom.planner.schema import service as schema
 from stageloom.planner.schema.device import DeviceInfo
-from stageloom.shared.errors import InputError
+from stageloom.shared.errors import InputError, UnavailableError
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.control import DeviceState
 from stageloom.shared.text import counted
@@ -309,10 +309,18 @@ def _looks(count: int, interval_s: float) -> Iterator[int]:
 
 def _live(look: Callable[[], schema.WatchReply], count: int, interval_s: float) -> None:
     from rich.live import Live
+    from rich.text import Text
 
+    shown: Any = None
     with Live(auto_refresh=False) as live:
         for _ in _looks(count, interval_s):
-            live.update(_screen(look(), live.console.height), refresh=True)
+            try:
+                shown = _screen(look(), live.console.height)
+            except UnavailableError as error:
+                if shown is None:
+                    raise
+                shown = Text(f"asking again: {error}")  # a planner that is started anew is found again
+            live.update(shown, refresh=True)
 
 
 def _screen(reply: schema.WatchReply, height: int) -> Any:

@@ -22,12 +22,21 @@ GLOBAL_OPTIONS: Final = {
     "--planner": f"URL: a planner elsewhere, such as https://planner:7424. Default: ${PLANNER_VARIABLE}.",
     "--token-file": f"FILE: the access token for --planner; - reads stdin. Default: ${TOKEN_FILE_VARIABLE}.",
 }
-EPILOG: Final = "\b\nWith every command, before or after it:\n" + "\n".join(
-    f"  {name:<13} {text}" for name, text in GLOBAL_OPTIONS.items()
-)
+
+
+def _epilog(names: Iterable[str]) -> str:
+    lines = (f"  {name:<13} {GLOBAL_OPTIONS[name]}" for name in names)
+    return "\n".join(("\b\nWith every command, before or after it:", *lines))
+
+
+EPILOG: Final = _epilog(GLOBAL_OPTIONS)
+EPILOG_WITHOUT_PLANNER: Final = _epilog(["--json"])
 _OWN: Final = (("up",), ("install",), ("planner", "install"))
 """Commands with a --data-dir of their own, since they make it."""
-_HERE: Final = (*_OWN, *((*noun, verb) for noun in ((), ("planner",)) for verb in ("uninstall", "migrate")))
+_HERE: Final = (
+    *(*_OWN, ("scheduler", "check")),
+    *((*noun, verb) for noun in ((), ("planner",)) for verb in ("uninstall", "migrate")),
+)
 """Commands about this machine, which no planner elsewhere carries out."""
 
 
@@ -89,6 +98,11 @@ def take_options(words: Sequence[str]) -> list[str]:
         raise InputError("--data-dir and --planner name two planners", remedy="leave one of them out")
     if taken.data_dir:
         taken.planner = ""  # what is said here goes before the environment
+    if "--token-file" in named and not taken.planner:  # else the command has its owner's rights here
+        raise InputError(
+            "--token-file is for a planner elsewhere, and none is named",
+            remedy=f"name it with --planner or ${PLANNER_VARIABLE}, or leave --token-file out",
+        )
     settings.__dict__.update(taken.__dict__)
     return rest
 

@@ -8,7 +8,6 @@ import logging
 import socket
 import ssl
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ from stageloom.shared.errors import DecodeError, StateError
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages import enrol
 from stageloom.shared.messages.base import RefusalCode, Refused
+from stageloom.shared.module_command import module_command
 from stageloom.shared.private_file import read_private, write_private
 
 if TYPE_CHECKING:
@@ -253,14 +253,9 @@ class EnrolmentService:
 
     def _spawn(self, channel: socket.socket) -> "subprocess.Popen[bytes]":
         files = (self._listening.fileno(), channel.fileno())
+        arguments = [str(self._certificate.absolute()), *map(str, files)]
         return subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "stageloom.planner.enrolment",
-                str(self._certificate.absolute()),
-                *map(str, files),
-            ],
+            module_command("stageloom.planner.enrolment", *arguments),
             pass_fds=files,
             stdin=subprocess.DEVNULL,
         )

@@ -183,7 +183,8 @@ class ModelMeasured(Reply, frozen=True, kw_only=True):
 
 
 class DeviceProfileReply(Reply, frozen=True, kw_only=True):
-    """The requests' numbers; `measured` of each model once they are answered; `reasons` why some failed.
+    """The requests' numbers; once they are answered `measured` of each model, or how many `stages` of the
+    plan, and `reasons` why some failed.
 
     Without a request nothing was unsure, and the generation is 0.
     """
@@ -192,6 +193,7 @@ class DeviceProfileReply(Reply, frozen=True, kw_only=True):
     epoch: Epoch
     generation: Generation
     measured: Annotated[tuple[ModelMeasured, ...], Meta(max_length=MOST_PROFILED)] = ()
+    stages: SmallCount | None = None
     reasons: Annotated[tuple[Line, ...], Meta(max_length=MOST_PROFILED)] = ()
 
 

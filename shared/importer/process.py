@@ -9,7 +9,6 @@ import selectors
 import signal
 import stat
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,6 +18,7 @@ from typing import Any, Final
 
 from stageloom import shared
 from stageloom.shared.errors import ExecutorError, ModelError, OpenInput, SettingError, UnpinnedShape
+from stageloom.shared.module_command import module_command
 
 _MAX_PROGRESS_CHARS = 1 << 16
 RESULT_NAME = "result.json"
@@ -177,12 +177,12 @@ def run_child(
     )
     with (scratch / "stderr.txt").open("wb") as stderr:
         child = subprocess.Popen(
-            [sys.executable, "-m", "stageloom.shared.importer.child", str(request.absolute())],
+            module_command("stageloom.shared.importer.child", str(request.absolute())),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
             env=_environment(),
-            cwd=scratch,  # the first entry of its import path; an empty folder of our own
+            cwd=scratch,
             start_new_session=True,  # so that the group can be killed
         )
     try:

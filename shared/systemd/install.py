@@ -9,6 +9,7 @@ import grp
 import os
 import pwd
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -136,7 +137,7 @@ def install(
             f"{hidden} is out of the service's sight (ProtectHome, PrivateTmp)",
             remedy="choose a state directory such as one below /var/lib",
         )
-    need_root("installing a service")
+    _need_root("installing a service", ", or use --dry-run")
     if not _known(pwd.getpwnam, service.user):
         shell = "/usr/sbin/nologin"
         run(["useradd", "--system", "--user-group", "--home-dir", str(service.home),
@@ -164,7 +165,7 @@ def uninstall(
     if not path.exists():
         say(f"there is no {path}")
         return False
-    need_root("removing a service")
+    _need_root("removing a service")
     if _RUNNING.exists():
         run(["systemctl", "disable", "--now", path.name])
     elif which("systemctl"):
@@ -175,14 +176,9 @@ def uninstall(
     return True
 
 
-def need_root(what: str) -> None:
-    """Raises:
-    StorageError: this process is not root's.
-    """
+def _need_root(what: str, instead: str = "") -> None:
     if os.geteuid() != 0:
-        raise StorageError(
-            f"{what} needs root", remedy=f"run `sudo {command_line(sys.orig_argv)}`, or use --dry-run"
-        )
+        raise StorageError(f"{what} needs root", remedy=f"run `sudo {shlex.join(sys.orig_argv)}`{instead}")
 
 
 def _known(look_up: Callable[[str], object], name: str) -> bool:

@@ -209,10 +209,14 @@ def test_settings_of_0_1_0_hold_until_there_are_newer_ones(tmp_path: Path) -> No
     (tmp_path / OLD_SETTINGS_NAME).write_text('{"probation_s": 2.5, "trial": {"gain": 0.1}}')
     old = load_config(tmp_path, environment={})
     assert (old.probation_s, old.trial.gain) == (2.5, 0.1)
-    assert "config show --toml" in settings_check(tmp_path).remedy
+    assert f"--toml --home {tmp_path} > {tmp_path / SETTINGS_NAME}" in settings_check(tmp_path).remedy
+    (tmp_path / SETTINGS_NAME).touch()  # as a shell does before it runs the command
     written = _command("config", "show", "--toml", home=tmp_path)
     (tmp_path / SETTINGS_NAME).write_text(written.stdout)
     assert load_config(tmp_path, environment={}) == old
+    both = settings_check(tmp_path)
+    assert (both.result, both.remedy) == ("warn", f"remove {tmp_path / OLD_SETTINGS_NAME}")
+    (tmp_path / OLD_SETTINGS_NAME).unlink()
     assert settings_check(tmp_path).result == "ok"
 
 
@@ -301,7 +305,7 @@ def test_damaged_membership_does_not_stop_the_agent(tmp_path: Path) -> None:
         ('[agent]\ncolour = "red"', "unknown field `colour`"),
         ("[agent]\nreplicas = 0", "Expected `int` >= 1 - at `$.replicas`"),
         ('[agent]\nmodels = [{name = "a", path = "a"}]\nscheduler = "bogus"', "no scheduler 'bogus'"),
-        ('[agent]\nmodels = [{name = "a", path = "a"}]\nexecutor = "abacus"', "no executor 'abacus'"),
+        ('[agent]\nexecutor = "abacus"', "no executor 'abacus'"),
         ('[agent.serving]\nhttp = "0.0.0.0:8000"', "0.0.0.0:8000 can be reached from other machines"),
         ('[agent.metrics]\nlisten = "0.0.0.0:9000"', "0.0.0.0:9000 can be reached from other machines"),
         ('[agent.serving]\nhttp = "127.0.0.1:8000"\ntokens = "/no/such.tokens"', "/no/such.tokens"),

@@ -51,6 +51,7 @@ SHELLS_IN_SHARED = (
     "stageloom.shared.clock",
     "stageloom.shared.durable_file",
     "stageloom.shared.keyfile",
+    "stageloom.shared.module_command",
     "stageloom.shared.private_file",
     "stageloom.shared.session_nice",
     "stageloom.shared.failpoint",
@@ -58,8 +59,8 @@ SHELLS_IN_SHARED = (
     "stageloom.shared.standard_streams",
 )
 """The importer runs a child process, artifacts and keys are files, as is what must survive a power cut, the
-clock is what shells hand in, a failpoint kills its process, systemd is spoken to and installed into, and the
-standard streams are files."""
+clock is what shells hand in, a failpoint kills its process, systemd is spoken to and installed into, a
+module's process runs by this interpreter, and the standard streams are files."""
 
 
 CORES_ELSEWHERE = (

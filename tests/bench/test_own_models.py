@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -50,15 +51,21 @@ def result(*, over_best: tuple[float, float, float]) -> OwnResult:
     return OwnResult(
         models=(_row("a"), _row("b", express=True), _row("c", blocks=4)),
         capacities=(
-            {"contestant": "naive", "per_s": 10.0, "low": 9.0, "high": 11.0, "windows": 9},
-            {"contestant": "stageloom", "per_s": 40.0, "low": 38.0, "high": 41.0, "windows": 9},
+            {"contestant": "naive", "per_s": 10.0, "settled": True, "low": 9.0, "high": 11.0, "windows": 9},
+            {
+                "contestant": "stageloom",
+                "per_s": 40.0,
+                "settled": True,
+                "low": 38.0,
+                "high": 41.0,
+                "windows": 9,
+            },
         ),
         absent={"ov_2x1": "no such operator"},
         over_naive=(4.0, 3.5, 4.5),
         over_best=over_best,
         best="ort_2x1",
         load_per_s=20.0,
-        carried_per_s=40.0,
         digest=PLAN.digest,
         plan=PLAN,
     )
@@ -266,6 +273,36 @@ def test_where_time_is_up_before_the_best_rival_was_measured_again_there_is_no_v
     found = staged_bench(monkeypatch, tmp_path, LUCKY, last="ort_1x2")
     assert found.best == "ort_1x2" and found.over_best is None
     assert found.verdict().startswith("no verdict: too few windows")
+
+
+CLOSE: Carried = {name: (rate, rate) for name, rate in [("stageloom", 220.0), ("naive", 50.0)]} | {
+    "ort_1x2": (210.0, 210.0),
+    "ort_2x1": (240.0, 240.0),
+}
+"""Two windows of each, at 248 and 204 tasks a second, do not tell the two tuned settings apart."""
+
+
+def test_a_setting_whose_search_was_cut_short_is_looked_at_further_where_it_may_be_the_best(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(own_models, "_LOOKING", 0.001)
+    found = staged_bench(monkeypatch, tmp_path, CLOSE)
+    assert found.best == "ort_2x1"
+    assert found.verdict().startswith("no gain: ort_2x1 carries")
+
+
+def test_no_verdict_leaves_out_a_setting_that_time_was_too_short_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Time is up when `ort_1x2` is measured again: what `ort_2x1` carries is known from two windows."""
+    monkeypatch.setattr(own_models, "_LOOKING", 0.001)
+    found = staged_bench(monkeypatch, tmp_path, CLOSE, last="ort_1x2")
+    assert found.best == "ort_2x1" and found.over_best is None
+    assert found.verdict().startswith("no verdict: time was up before the load of ort_2x1 was found")
+    assert found.row("naive")["per_s"] is None and not found.row("ort_2x1")["settled"]
+    text = result_text(replace(found, load_per_s=100.0))
+    assert re.search(r"^ort_2x1 +at least 204$", text, re.MULTILINE)
+    assert re.search(r"^naive +not known$", text, re.MULTILINE)
 
 
 def test_where_one_side_carries_nothing_the_verdict_is_that_the_other_does(

@@ -66,7 +66,11 @@ def fault(words: list[str]) -> str:
     known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     known |= {"--help"}
     given = [word.partition("=")[0] for word in rest if re.match(r"--?[a-z]", word)]
-    return next((f"{path} has no option {option}" for option in given if option not in known), "")
+    if unknown := [option for option in given if option not in known]:
+        return f"{path} has no option {unknown[0]}"
+    needed = [one.opts for one in command.params if one.required and one.param_type_name == "option"]
+    lacking = [names[0] for names in needed if not set(names) & set(given)]
+    return f"{path} lacks {lacking[0]}" if rest and lacking else ""  # prose names commands without anything
 
 
 @pytest.mark.promise("pages-name-commands")
@@ -90,6 +94,8 @@ def test_a_command_line_that_does_not_exist_is_found() -> None:
     assert "no command 'make'" in fault(words)
     (words,) = command_lines("see `plan make`")
     assert "no command 'make'" in fault(words)
+    (words,) = command_lines("see `stageloom-agent trace --seconds 5`")
+    assert fault(words) == "stageloom-agent trace lacks --out"
 
 
 def test_commands_of_another_account_are_looked_at() -> None:

@@ -182,7 +182,7 @@ def standing_of(subject: str, scheduler: str, seconds: float) -> Standing:
     ("arguments", "said"),
     [
         (("plan", "compare"), "Missing argument 'DEVICE'"),
-        (("scheduler", "compare"), "Missing option '--model'"),
+        (("scheduler", "compare"), "no model is named; name it with --model, or in a --from file"),
         (
             ("scheduler", "compare", "nano", "--model", "diamond"),
             "(nano); see `stageloom scheduler compare --help`",
@@ -225,3 +225,22 @@ def test_the_device_that_measures_may_be_named_in_the_file(
     file.write_text("measure_s = 5.0\n")
     assert execute([*command, "--from", str(file)]) == 2
     assert len(asked) == 1
+
+
+def test_the_models_to_compare_on_may_be_named_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stageloom.planner.cli import scheduler
+    from stageloom.planner.cli.app import execute
+
+    asked: list[SchedulerCompareRequest] = []
+
+    def run_job(route: object, request: SchedulerCompareRequest) -> SchedulerCompareReply:
+        asked.append(request)
+        return SchedulerCompareReply(compared=())
+
+    monkeypatch.setattr(scheduler, "run_job", run_job)
+    file = tmp_path / "compared.toml"
+    file.write_text('models = [{model = "diamond"}]\n')
+    assert execute(["scheduler", "compare", "--from", str(file)]) == 0
+    assert [model.model for model in asked[0].models] == ["diamond"]

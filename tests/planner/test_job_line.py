@@ -1,25 +1,39 @@
-"""What a job's line tells where nothing is redrawn, as in a log."""
+"""What a job's line tells where nothing is redrawn, as in a log, and on a terminal."""
+
+import io
+import os
+import sys
 
 import pytest
 
-from stageloom.planner.cli.jobs import _Line
-from stageloom.planner.schema.job import JobInfo, JobProgress, JobState
+from stageloom.planner.cli.jobs import ProgressLine
+from stageloom.planner.schema.job import JobProgress
 
 
 def _told(capsys: pytest.CaptureFixture[str], *steps: tuple[float, str]) -> list[str]:
-    line = _Line()
+    line = ProgressLine()
     for elapsed_s, text in steps:
-        line.show(
-            JobInfo(
-                job="1",
-                operation="plan-create",
-                state=JobState.RUNNING,
-                who="test",
-                began_at_us=0,
-                progress=JobProgress(text=text, elapsed_s=elapsed_s),
-            )
-        )
+        line.show(JobProgress(text=text, elapsed_s=elapsed_s))
     return capsys.readouterr().err.splitlines()
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return 2
+
+
+@pytest.mark.parametrize(("columns", "seen"), [(40, 39), (0, 79)])
+def test_a_line_that_is_redrawn_fits_the_terminal_and_one_of_no_width_has_the_usual_one(
+    columns: int, seen: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = _Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(os, "get_terminal_size", lambda fd: os.terminal_size((columns, 24)))
+    ProgressLine().show(JobProgress(text="refining abreast, " * 9, done=1, size=2))
+    assert len(terminal.getvalue().removeprefix("\r\x1b[K")) == seen
 
 
 def test_numbers_that_change_faster_than_every_second_are_told_every_second(

@@ -1,6 +1,7 @@
 """`scheduler check`: each rule is seen to be broken by a scheduler that breaks it."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,14 @@ def test_a_scheduler_that_breaks_a_rule_is_found_and_the_rule_named(rule: str) -
     exec(START + BREAKS[rule], scope)
     outcomes = [try_case(scope["mine"], case) for case in cases(8, 0)]  # type: ignore[arg-type]
     assert {fault.rule for outcome in outcomes for fault in outcome.faults} == {rule}
+
+
+def test_it_tells_how_far_it_is_and_takes_no_options_of_a_planner(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["scheduler", "check", "sequential", "--graphs", "0"]) == ExitCode.OK
+    assert re.match(r"\d+\.\d s, 1 of \d+ cases tried\n", capsys.readouterr().err)
+    assert execute(["scheduler", "check", "--help"]) == ExitCode.OK
+    told = capsys.readouterr().out
+    assert "--json" in told and "--token-file" not in told
 
 
 @pytest.mark.promise("scheduler-check-finds-every-broken-rule")

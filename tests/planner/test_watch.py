@@ -1,17 +1,21 @@
 """What `stageloom watch` shows in a terminal."""
 
+from collections.abc import Iterator
 from io import StringIO
 from typing import Any
 
+import pytest
 from rich.console import Console
 
-from stageloom.planner.cli.service import _screen
+from stageloom.planner.cli.service import _live, _screen
 from stageloom.planner.schema.device import DeviceInfo
 from stageloom.planner.schema.service import TelemetryBooks, WatchReply
 from stageloom.planner.store.rows import blank_of
+from stageloom.shared.errors import UnavailableError
 from stageloom.shared.messages.control import DeviceState, Report
 
 BOOKS = TelemetryBooks(produced=1, stored=1, dropped=0, lost=0)
+REPLY = WatchReply(at_us=0, devices=(), rates=(), telemetry=BOOKS)
 
 
 def info(name: str, state: DeviceState = DeviceState.COMMITTED, **known: Any) -> DeviceInfo:
@@ -24,6 +28,22 @@ def screen(devices: list[DeviceInfo], height: int) -> list[str]:
     console.print(_screen(reply, height))
     assert isinstance(console.file, StringIO)
     return console.file.getvalue().rstrip("\n").split("\n")
+
+
+def test_a_planner_that_was_away_for_a_look_is_asked_again_and_one_that_never_answered_is_not() -> None:
+    away = UnavailableError("no planner answers")
+    looks: Iterator[WatchReply | UnavailableError] = iter([REPLY, away, REPLY, away])
+
+    def look() -> WatchReply:
+        answer = next(looks)
+        if isinstance(answer, UnavailableError):
+            raise answer
+        return answer
+
+    _live(look, 3, 0.0)
+    with pytest.raises(UnavailableError):
+        _live(look, 3, 0.0)
+    assert next(looks, None) is None
 
 
 def test_devices_that_somebody_should_look_at_come_first() -> None:

@@ -56,7 +56,7 @@ class Planner:
     """A store with one model and one plan of it, and what its API answers."""
 
     def __init__(self, store: Store, clock: ManualClock, folder: Path) -> None:
-        self.store, self.fleet = store, QuietFleet()
+        self.store, self.fleet, self.clock = store, QuietFleet(), clock
         self.api = planner_context(store, clock, self.fleet)
         enrol(store)
         self.artifact, blob = pack_artifact(siblings(*[None] * OPERATORS), b"wide")
@@ -129,6 +129,24 @@ def test_an_operators_own_wish_is_carried_out_however_sure_the_planner_is(planne
     assert len(planner.ask(unsure_only=False)) == 1
     told = planner.fleet.told[-1]
     assert told.stage_profile is not None and told.stage_profile.combined_blocks == ()
+
+
+def test_who_waits_for_a_plans_stages_is_told_how_many_were_measured(
+    planner: Planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planner.operators()
+    (before,) = planner.ask()
+    planner.stages(before, StageTiming(3, 1000.0, 1.0, 9))
+
+    def answer(device: DeviceId, desired: Desired) -> None:
+        assert desired.stage_profile is not None
+        times = StageTiming(0, 1500.0, 1.0, 9), StageTiming(1, 2900.0, 1.0, 9, 3)
+        planner.stages(desired.stage_profile.request, *times)
+
+    monkeypatch.setattr(planner.fleet, "desired_changed", answer)
+    planner.clock.advance(1.0)
+    reply = answer_of(planner.api, routes.DEVICE_PROFILE, DeviceProfileRequest(device=NANO, plan="plan"))
+    assert reply.stages == 2
 
 
 def test_stages_that_ran_as_one_are_kept_as_the_one_group_that_they_were(planner: Planner) -> None:

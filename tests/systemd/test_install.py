@@ -142,12 +142,15 @@ def test_without_root_nothing_is_written_and_the_remedy_is_told(
     machine: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(
-        StorageError, match=r"installing a service needs root; run `sudo .*`, or use --dry-run"
-    ):
+    monkeypatch.setattr(sys, "orig_argv", ["/opt/50% off/python", "uninstall"])
+    sudo = "run `sudo '/opt/50% off/python' uninstall`"
+    with pytest.raises(StorageError, match=f"installing a service needs root; {sudo}, or use --dry-run"):
         machine.install()
     assert not any(machine.units.iterdir())
     assert not machine.home.exists()
+    (machine.units / "stageloom-agent.service").touch()
+    with pytest.raises(StorageError, match=f"removing a service needs root; {sudo}$"):
+        machine.uninstall()
 
 
 def test_code_that_the_service_could_not_read_is_refused(tmp_path: Path) -> None:

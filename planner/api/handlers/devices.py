@@ -36,6 +36,7 @@ from stageloom.planner.store.profiles import (
     open_requests,
     request_profile,
     request_stage_profile,
+    stages_measured,
 )
 from stageloom.planner.store.replan_settings import change_replan_settings, replan_settings
 from stageloom.shared.digest import digest_bytes
@@ -207,7 +208,8 @@ def measured(api: ApiContext, request: schema.DeviceProfileRequest, job: Job) ->
         if row.parts == 0 and not row.reason
     ]
     said = tuple(dict.fromkeys(told))
-    return msgspec.structs.replace(reply, measured=rows, reasons=said)
+    stages = None if request.plan is None else api.store.read(stages_measured, reply.requests[0])
+    return msgspec.structs.replace(reply, measured=rows, stages=stages, reasons=said)
 
 
 def _ask_operators(

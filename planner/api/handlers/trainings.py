@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
@@ -31,9 +30,10 @@ from stageloom.planner.store.models import model_infos, named_models
 from stageloom.planner.store.plans import keep_plan
 from stageloom.planner.store.policies import digest_beginning, keep_verdict, require_gated, store_policy
 from stageloom.shared.errors import InputError, RefusedError, UnavailableError
+from stageloom.shared.module_command import module_command
 from stageloom.shared.plan import decode_plan
 
-_COMMAND: Final = (sys.executable, "-P", "-m", "stageloom.planner.learning.worker")
+_COMMAND: Final = module_command("stageloom.planner.learning.worker")
 _END_S: Final = 30.0  # for its workers to end
 
 
