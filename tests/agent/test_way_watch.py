@@ -121,4 +121,4 @@ def test_with_a_quota_no_more_threads_are_measured_than_it_pays_for(
     while rig.watch.left:
         rig.tick()
         assert decode_plan(rig.asked.pop().plan).executor == ONE_THREAD
-        rig.watch.answered(1e3, "", cannot=False, quiet=True)
+        rig.watch.answered(1e3, cannot=False, quiet=True)
