@@ -119,7 +119,7 @@ class StageloomContestant(TaskErrors):
         """
         assert self._client is not None and self._agent is not None
         left_s = task.due_s - time.monotonic()
-        if left_s <= 0.0:
+        if left_s <= 0.0 or self._models[task.model] not in self._served:  # warming up is with all models
             self._ended(task, False)
             return
         deadline_s = left_s if left_s < _SUSPENDED_S else None

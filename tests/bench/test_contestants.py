@@ -9,12 +9,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from queue import Queue
 
 import numpy as np
 import pytest
 
 from stageloom.edge_agent.bench.contest import Contest, ContestLoad
-from stageloom.edge_agent.bench.contestant import Contestant, ContestantSetting
+from stageloom.edge_agent.bench.contestant import Contestant, ContestantSetting, TimedTask
 from stageloom.edge_agent.bench.contestant_process import (
     ContestantError,
     ContestantProcess,
@@ -150,6 +151,22 @@ def test_an_agent_tells_the_plan_that_it_serves(models: list[ModelUnderTest], tm
     assert all(times.values())
     known, unknown = own_plan(models, times), own_plan(models, {name: {} for name in times})
     assert served in (known.digest, unknown.digest)
+
+
+def test_an_agent_that_serves_one_model_gives_tasks_of_another_up_and_has_no_problem(
+    models: list[ModelUnderTest],
+) -> None:
+    """Contestants are warmed up with all models."""
+    contestant = AgentSetting("stageloom", onnx_plan(models[:1]), serves=(models[0].name,)).make(models)
+    ended = Queue[tuple[int, bool]]()
+    try:
+        contestant.start(lambda task, completed: ended.put((task.model, completed)))
+        for number, model in enumerate(models):
+            contestant.submit(TimedTask(number, number, 0.0), model.feeds(1)[0])
+            assert ended.get(timeout=60.0) == (number, number == 0)
+        assert not contestant.problem
+    finally:
+        contestant.stop()
 
 
 def served_plan(setting: AgentSetting, models: Sequence[ModelUnderTest]) -> str:
