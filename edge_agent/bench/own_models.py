@@ -19,6 +19,7 @@ from stageloom.edge_agent.bench.rival_settings import (
     CUDA,
     NAIVE,
     OPENVINO_LATENCY,
+    Family,
     RivalSetting,
     openvino_by_core,
     openvino_throughput,
@@ -36,7 +37,7 @@ from stageloom.edge_agent.machine.control_groups import (
     quota_warning,
     usable_cores,
 )
-from stageloom.edge_agent.machine.device import cpu_name, gpu_names
+from stageloom.edge_agent.machine.device import cpu_flags, cpu_name, gpu_names, has_bf16
 from stageloom.edge_agent.machine.executors import usable_on_gpu
 from stageloom.shared.errors import ExecutorError, InputError, UnpinnedShape
 from stageloom.shared.importer.model_argument import ModelArgument, unpinned_in_option
@@ -268,6 +269,9 @@ class _Bench:
             )
         return best[0]
 
+    def _could_reduce(self) -> bool:
+        return RuntimeName.OPENVINO in self._services.runtimes and has_bf16(cpu_flags())
+
     def _times(self) -> dict[str, Times]:
         return {one.name: self._services.of(one.name, self._load.precision) for one in self._models}
 
@@ -280,6 +284,11 @@ class _Bench:
         )
         for warning in self._warnings:
             self._progress(f"warning: {warning}")
+        if self._load.precision == "fp32" and self._could_reduce():
+            self._progress(
+                "this processor has units for bfloat16: `--precision bf16` also compares what they bring, "
+                "for results that are approximate"
+            )
         with (
             # An agent that was killed may still be writing there.
             tempfile.TemporaryDirectory(prefix="stageloom-bench-", ignore_cleanup_errors=True) as folder,
@@ -325,12 +334,13 @@ class _Bench:
         return first if digest == first.digest else None
 
     def _capacities(self, contest: Contest) -> dict[str, CapacityFound]:
-        busy_s = sum(
-            weight * self._alone_s[model.name]
-            for weight, model in zip(self._weights, self._models, strict=True)
-        )
-        first_per_s = sum(self._weights) / busy_s
+        first_per_s = self._one_core_per_s(self._alone_s)
         found = {name: CapacityFound() for name in contest.names}
+        if self._load.precision == "bf16":  # it may carry several times as much
+            shortest_s = {model.name: self._services.shortest_s(model.name) for model in self._models}
+            rivals = {one.name for one in self._rivals if one.family is Family.REDUCED}
+            for name in found.keys() & {OURS, *rivals}:
+                found[name].first_per_s = self._one_core_per_s(shortest_s)
         self._progress("looking for the load that each carries within the deadlines")
         began_s = time.monotonic()
         looking_s = began_s + _LOOKING * self._load.seconds
@@ -339,6 +349,10 @@ class _Bench:
             self._progress(f"  {name}, tasks a second: {_known_text(*self._known(one))}")
         self._settle(contest, found, first_per_s, began_s + self._load.seconds)
         return found
+
+    def _one_core_per_s(self, taken_s: Mapping[str, float]) -> float:
+        busy_s = (weight * taken_s[one.name] for weight, one in zip(self._weights, self._models, strict=True))
+        return sum(self._weights) / sum(busy_s)
 
     def _search(self, many: int) -> CapacitySearch:
         return CapacitySearch(few=1, many=many, lowest=lowest_index(self._window_s), highest=_HIGHEST)

@@ -409,6 +409,16 @@ def test_a_plan_that_was_taken_back_leaves_the_one_before_any_measurement(
     assert len(found.warnings) == 1
 
 
+@pytest.mark.parametrize(("flags", "said"), [({"avx2", "amx_bf16"}, 1), ({"avx2"}, 0)])
+def test_units_for_bfloat16_that_are_not_used_are_told(
+    flags: set[str], said: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(own_models, "cpu_flags", lambda: flags)
+    staged_bench(monkeypatch, tmp_path, LUCKY, told=told)
+    assert sum("`--precision bf16`" in line for line in told) == said
+
+
 def test_rivals_in_bfloat16_stand_beside_those_in_float32_where_it_is_allowed() -> None:
     plain = [one.name for one in settings_for("fp32", 2, openvino=True)]
     assert plain == ["naive", "ort_1x2", "ort_2x1", "ov_latency", "ov_2x1", "ov_throughput"]
