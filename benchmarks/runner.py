@@ -8,6 +8,7 @@ for people or, with `--json`, one object on stdout with `benchmark`, `machine`, 
 import argparse
 import gc
 import json
+import math
 import os
 import platform
 import sys
@@ -83,7 +84,7 @@ def arguments(description: str, name: str = "") -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.add_argument("--quick", action="store_true", help="fewer repeats; under a minute")
+    parser.add_argument("--quick", action="store_true", help="fewer repeats, or less of it")
     return parser
 
 
@@ -95,15 +96,20 @@ def progress(line: str) -> None:
 def emit(
     report: Report, *, as_json: bool, packages: Sequence[str], device: Mapping[str, Any] | None = None
 ) -> None:
-    """Print the report on stdout; `device` joins what is said of the machine."""
+    """Print the report on stdout; `device` joins what is said of the machine.
+
+    A figure that is no finite number is left out; JSON has null for one in a row.
+    """
+    there = {name: value for name, value in report.figures.items() if math.isfinite(value)}
     if as_json:
         about = {**machine(), **report.about, **(device or {})}
-        figures = {name: float(f"{value:.6g}") for name, value in report.figures.items()}
+        figures = {name: float(f"{value:.6g}") for name, value in there.items()}
         found = {"benchmark": report.name, "machine": about, "versions": versions(packages)}
-        print(json.dumps({**found, "figures": figures, "rows": report.rows}))
+        told = json.dumps({**found, "figures": figures, "rows": report.rows})
+        print(json.dumps(json.loads(told, parse_constant=lambda name: None), allow_nan=False))
         return
-    width = max((len(name) for name in report.figures), default=0)
-    for name, value in report.figures.items():
+    width = max((len(name) for name in there), default=0)
+    for name, value in there.items():
         print(f"{name:{width}}  {value:12.4g}")
     print(readable(report.rows))
 
@@ -127,7 +133,7 @@ def readable(rows: Sequence[Mapping[str, Any]], about: Mapping[str, Any] | None 
 
 
 def _text(value: Any) -> str:
-    if value is None:
+    if value is None or value != value:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"

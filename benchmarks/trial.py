@@ -170,16 +170,21 @@ def _figures(action: MeasureSide, speed: float, quickness: float, chance: Random
 
 
 def outcomes(results: Sequence[TrialResult], true_ratio: float) -> dict[str, float]:
-    """Shares of the verdicts, medians, and how often the stated 95 % interval holds the truth."""
+    """Shares of the verdicts, medians of what there is, and how often the 95 % interval holds the truth."""
     counted = Counter(result.verdict for result in results)
     holds = sum(r.interval is not None and r.interval[0] <= true_ratio <= r.interval[1] for r in results)
     return {
         **{f"{v.value}_share": counted[v] / len(results) for v in _VERDICTS},
         "pairs_median": median(result.pairs for result in results),
         "seconds_median_s": median(result.seconds_s for result in results),
-        "ratio_median": median(result.ratio or math.nan for result in results),
+        "ratio_median": _median([result.ratio for result in results]),
         "interval_holds_share": holds / len(results),
     }
+
+
+def _median(values: Sequence[float | None]) -> float:
+    """Of those that there are; nan where there is none."""
+    return median([value for value in values if value is not None] or [math.nan])
 
 
 _VERDICTS = (Verdict.COMMIT, Verdict.NO_GAIN, Verdict.REJECT)
@@ -210,10 +215,7 @@ def under_load(seeds: int, case: str, load: float, pool: ProcessPoolExecutor) ->
     found = outcomes(results, math.nan)
     del found["interval_holds_share"]
     by_figure = {
-        f"{figure}_ratio_median": median(
-            value if (value := getattr(result, f"{figure}_ratio")) is not None else math.nan
-            for result in results
-        )
+        f"{figure}_ratio_median": _median([getattr(result, f"{figure}_ratio") for result in results])
         for figure in ("latency", "busy")
     }
     return {**found, **by_figure}

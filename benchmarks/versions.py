@@ -7,22 +7,25 @@ arrive as in `benchmarks.slo`: at a Poisson rate, here `--share` of what saturat
 deadline of five times a task's time alone, at least 20 ms. Each pair is three runs on the same arrivals, in
 an order drawn anew: `still` nothing is pushed; `push` the other version is, a quarter of the run after its
 begin, and activated without a comparison; `compare` it is pushed with `--compare-outputs`, so that both
-versions run on inputs of these tasks first. The last two are each other's ablation.
+versions run on inputs of these tasks first. The last two are each other's ablation. It takes half an hour,
+with `--quick` five minutes.
 
 `late_share.RUN` is the share of tasks that were answered late or expired, over all runs of that kind;
 `late_over_still.RUN` the median over the pairs of that share less that of the run without a push.
-`lost.RUN` and `refused.RUN` count tasks. `active_s.RUN` is the median time from the push until the planner
-knows that the version is committed, with its probation of 5 s, and `p99_ms.RUN` the median of each run's
-99th percentile.
+`lost.RUN` and `refused.RUN` count tasks, `not_committed.RUN` pushes, those that failed among them.
+`active_s.RUN` is the median time from a push until the planner knows that the version is committed, with its
+probation of 5 s, and `p99_ms.RUN` the median of each run's 99th percentile, missing where one of them falls
+on tasks without a result, whose share is `given_up`.
 """
 
 import argparse
+import math
 import random
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -34,7 +37,7 @@ from onnx import numpy_helper
 from benchmarks import zoo
 from benchmarks.pays.intervals import Tasks, p99_s
 from benchmarks.pays.load import Application
-from benchmarks.processes import System
+from benchmarks.processes import DemoFailed, System
 from benchmarks.runner import Report, progress, run
 from stageloom import Client
 from stageloom.edge_agent.bench.load import deadlines_s
@@ -43,6 +46,7 @@ from stageloom.planner.api import routes
 from stageloom.planner.api.client import PlannerClient
 from stageloom.planner.schema.plan import PlanPushRequest
 from stageloom.planner.store.devices import device_info
+from stageloom.shared.errors import StageloomError
 
 RUNS: Final = ("still", "push", "compare")
 _MODEL: Final = "net"
@@ -55,12 +59,7 @@ _ALONE_TASKS: Final = 30
 _OPTIONS: dict[str, dict[str, Any]] = {
     "--pairs": {"type": int, "metavar": "N", "help": "default 12, quick 2"},
     "--seconds": {"type": float, "metavar": "S", "help": "of each run; default 40, quick 25"},
-    "--share": {
-        "type": float,
-        "default": 0.6,
-        "metavar": "X",
-        "help": "of the capacity; default %(default)s",
-    },
+    "--share": {"type": float, "default": 0.6, "metavar": "X", "help": "of capacity; default %(default)s"},
 }
 
 
@@ -69,8 +68,11 @@ def measure(report: Report, options: argparse.Namespace) -> None:
     pairs = options.pairs or (2 if options.quick else 12)
     seconds = options.seconds or (25.0 if options.quick else 40.0)
     order = random.Random(1)
-    with tempfile.TemporaryDirectory(prefix="stageloom-versions-") as folder:
-        with VersionedDevice(Path(folder)) as device:
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="stageloom-versions-") as folder,
+            VersionedDevice(Path(folder)) as device,
+        ):
             device.prepare()
             with Client(device.socket) as client:
                 load = device.load(client)
@@ -81,7 +83,8 @@ def measure(report: Report, options: argparse.Namespace) -> None:
                         row = one_run(device, load, kind, rate_per_s, seconds, pair)
                         progress(f"pair {pair + 1} of {pairs}, {kind}: {row['late_share']:.4f} late")
                         report.add({}, [{"part": "run", **row, "rate_per_s": rate_per_s}])
-    report.add(figures_of(report.rows))
+    finally:
+        report.add(figures_of(report.rows))
 
 
 class VersionedDevice(System):
@@ -155,26 +158,29 @@ def one_run(
     device: VersionedDevice, load: Application, kind: str, rate_per_s: float, seconds: float, pair: int
 ) -> dict[str, Any]:
     """One run of arrivals; a push decides within it or soon after."""
-    active: list[tuple[str, float]] = []
 
-    def push() -> None:
+    def push() -> tuple[str, float | None]:
+        if kind == "still":
+            return "", None
         time.sleep(seconds / 4)
         began_s = time.monotonic()
         generation = device.push_other(compare=kind == "compare")
         ends = ("committed", "rejected", "rolled_back", "no_gain")
         device.until("the version to be decided", lambda: device.state(generation) in ends)
-        active.append((device.state(generation), time.monotonic() - began_s))
+        return device.state(generation), time.monotonic() - began_s
 
     before = load.outcomes.copy()
-    pushing = threading.Thread(target=push) if kind != "still" else None
-    if pushing is not None:
-        pushing.start()
-    result = load.phase([1.0], rate_per_s, seconds, seed=pair)
-    while pushing is not None and pushing.is_alive():
-        load.phase([1.0], rate_per_s, 1.0, seed=pair)  # a comparison needs tasks; these count for nothing
+    with ThreadPoolExecutor(1) as pool:
+        pushing = pool.submit(push)
+        result = load.phase([1.0], rate_per_s, seconds, seed=pair)
+        while not pushing.done():
+            load.phase([1.0], rate_per_s, 1.0, seed=pair)  # a comparison needs tasks; these count for nothing
+        try:
+            ended, active_s = pushing.result()
+        except (DemoFailed, StageloomError) as error:
+            ended, active_s = f"failed: {error}", None
     outcomes = load.outcomes - before
     tasks = Tasks.of(result, load.deadlines_s)
-    ended, active_s = active[0] if active else ("", None)
     return {
         "run": kind,
         "pair": pair,
@@ -183,6 +189,7 @@ def one_run(
         "late_share": float(np.mean(~tasks.in_time)),
         "lost": outcomes["lost"],
         "refused": outcomes["refused"],
+        "given_up": float(np.mean(~tasks.answered)),
         "p99_ms": 1e3 * p99_s(tasks),
         "ended": ended,
         "active_s": active_s,
@@ -193,17 +200,21 @@ def figures_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """What the rows of all runs say together."""
     figures: dict[str, float] = {}
     still = {row["pair"]: row["late_share"] for row in rows if row["run"] == "still"}
-    for kind in RUNS:
+    for kind in dict.fromkeys(row["run"] for row in rows):
         own = [row for row in rows if row["run"] == kind]
         figures[f"late_share.{kind}"] = sum(row["late"] for row in own) / sum(row["tasks"] for row in own)
         figures[f"lost.{kind}"] = sum(row["lost"] for row in own)
         figures[f"refused.{kind}"] = sum(row["refused"] for row in own)
-        figures[f"p99_ms.{kind}"] = median(row["p99_ms"] for row in own)
-        if kind != "still":
-            more = [row["late_share"] - still[row["pair"]] for row in own]
+        if not any(math.isnan(row["p99_ms"]) for row in own):
+            figures[f"p99_ms.{kind}"] = median(row["p99_ms"] for row in own)
+        if kind == "still":
+            continue
+        if more := [row["late_share"] - still[row["pair"]] for row in own if row["pair"] in still]:
             figures[f"late_over_still.{kind}"] = median(more)
-            figures[f"not_committed.{kind}"] = sum(row["ended"] != "committed" for row in own)
-            figures[f"active_s.{kind}"] = median(row["active_s"] for row in own)
+        active_s = [row["active_s"] for row in own if row["ended"] == "committed"]
+        figures[f"not_committed.{kind}"] = len(own) - len(active_s)
+        if active_s:
+            figures[f"active_s.{kind}"] = median(active_s)
     return figures
 
 

@@ -243,18 +243,12 @@ def one_wide_lane(plan: Plan) -> Plan:
         lane_resources=(0,),
         executor=wide[0],
         further_executors=tuple(wide[1:]),
-        combined=tuple(
-            replace(block, resources=()) for block in plan.combined
-        ),  # an express lane has its own
+        combined=tuple(replace(block, resources=()) for block in plan.combined),  # an express lane has some
     )
 
 
 def lanes_of(plan: Plan) -> str:
     """The lanes of a plan and how its blocks run there, in words."""
-    options = sorted(
-        {
-            f"{plan.executors[one.executor].name} x{plan.executors[one.executor].intra_op_threads}"
-            for one in plan.combined
-        }
-    )
+    used = {plan.executors[one.executor] for one in plan.combined}
+    options = sorted({f"{one.name} x{one.intra_op_threads}" for one in used})
     return f"{counted(plan.lanes, 'lane')}, {len(plan.combined)} blocks, {' and '.join(options)}"

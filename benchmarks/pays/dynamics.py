@@ -1,13 +1,13 @@
 """One mix through a scenario, with re-planning and without: what each change led to, and how soon."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.pays.device import COMMITTED, DAY_PLAN, PaysDevice, lanes_of
+from benchmarks.pays.device import COMMITTED, DAY_PLAN, PaysDevice, QueueMoment, lanes_of
 from benchmarks.pays.intervals import Tasks, in_time, p50_s, p99_s
 from benchmarks.pays.load import Application, core_taken
 from benchmarks.pays.scenarios import Phase, visits
@@ -15,18 +15,21 @@ from benchmarks.runner import progress
 from stageloom import Client
 from stageloom.edge_agent.bench.load import WindowResult
 from stageloom.planner.schema.replan import ReplanInfo
+from stageloom.planner.store.replans import BEING_TRIED, NEWER_DESIRED, TOLD_ONCE
 from stageloom.shared.ids import Digest
 
 _SERIES_S: Final = 2.0
 _SETTLE_S: Final = 90.0  # for a trial that is under way when a scenario ends
 _FLUSH_S: Final = 2.5  # until telemetry of the last seconds is stored
+_UNDECIDED: Final = (BEING_TRIED, NEWER_DESIRED, "overtaken by", "the re-planner failed", *TOLD_ONCE.values())
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long is measured; seconds."""
+    """How long is measured; seconds, and windows of each plan."""
 
     phase_s: float
+    pairs: int
     saturated_s: float = 4.0
     profile_s: float = 30.0  # at most, for each executor and number of threads
 
@@ -111,9 +114,11 @@ class Dynamics:
     def _tell(self, found: Found, about: dict[str, Any], seen: PhaseSeen) -> None:
         device, tasks = self._device, Tasks.of(seen.result, self._deadlines_s)
         name, seconds = seen.phase.name, (seen.ended_us - seen.began_us) / 1e6
-        replans = [one for one in device.replans(seen.began_us) if one.at_us < seen.ended_us]
+        known = [one for one in device.replans(0) if one.at_us < seen.ended_us]
+        replans = [one for one in known if one.at_us >= seen.began_us]
         queues = [one for one in device.queues(seen.began_us) if one.at_us < seen.ended_us]
         about = {**about, "phase": name, "visit": seen.visit}
+        told = [_replan_row(about, one, seen.began_us) for one in known]
         plan = device.plan(seen.plan) if seen.plan is not None else None
         found.rows.append(
             {
@@ -124,6 +129,7 @@ class Dynamics:
                 "tasks": len(tasks.in_time),
                 "in_time_per_s": in_time(tasks) / seconds,
                 "in_time_share": float(np.mean(tasks.in_time)),
+                "given_up": float(np.mean(~tasks.answered)),
                 "p50_ms": 1e3 * p50_s(tasks),
                 "p99_ms": 1e3 * p99_s(tasks),
                 "variance_s2": float(np.mean([one.variance_s2 for one in queues] or [0.0])),
@@ -132,36 +138,42 @@ class Dynamics:
                 "alarms": device.alarms(seen.began_us, seen.ended_us),
                 "replans": len(replans),
                 "commits": sum(one.outcome == COMMITTED for one in replans),
-                **_soonest(replans, seen.began_us),
+                **soonest(told, lambda s: device.alarms(seen.began_us, seen.began_us + round(1e6 * s))),
                 "plan": (seen.plan or "")[:12],
                 "lanes": lanes_of(plan) if plan else "",
             }
         )
-        found.rows += [_replan_row(about, one, seen.began_us) for one in replans]
-        found.rows.append({"part": "series", **about, **self._series(seen, device)})
+        found.rows += [row for row in told if row["at_s"] >= 0.0]
+        found.rows.append({"part": "series", **about, **_series(queues, seen.began_us)})
         for one in replans:
             if one.outcome == COMMITTED and one.digest is not None:
                 found.plans[name] = device.plan(one.digest).wire
 
-    def _series(self, seen: PhaseSeen, device: PaysDevice) -> dict[str, list[float]]:
-        """Every two seconds since the change the means of the queues' variance and of the oldest age."""
-        bins: dict[int, list[tuple[float, float]]] = {}
-        for one in device.queues(seen.began_us):
-            if one.at_us < seen.ended_us:
-                place = int((one.at_us - seen.began_us) / 1e6 / _SERIES_S)
-                bins.setdefault(place, []).append((one.variance_s2, one.oldest_age_s))
-        rows = [(place * _SERIES_S, *np.mean(values, axis=0)) for place, values in sorted(bins.items())]
-        names = ("at_s", "variance_s2", "oldest_age_s")
-        return {name: [float(f"{row[n]:.4g}") for row in rows] for n, name in enumerate(names)}
+
+def _series(queues: Sequence[QueueMoment], changed_us: int) -> dict[str, list[float]]:
+    """Every two seconds since the change the means of the queues' variance and of the oldest age."""
+    bins: dict[int, list[tuple[float, float]]] = {}
+    for one in queues:
+        place = int((one.at_us - changed_us) / 1e6 / _SERIES_S)
+        bins.setdefault(place, []).append((one.variance_s2, one.oldest_age_s))
+    rows = [(place * _SERIES_S, *np.mean(values, axis=0)) for place, values in sorted(bins.items())]
+    names = ("at_s", "variance_s2", "oldest_age_s")
+    return {name: [float(f"{row[n]:.4g}") for row in rows] for n, name in enumerate(names)}
 
 
-def _soonest(replans: Sequence[ReplanInfo], changed_us: int) -> dict[str, float | None]:
-    """Seconds from a change to the first re-plan's decision, and to the first plan that became active."""
-    decided = [_after_s(one, one.trigger_to_decision_ms, changed_us) for one in replans]
-    active = [_after_s(one, one.trigger_to_active_ms, changed_us) for one in replans]
+def soonest(replans: Sequence[Mapping[str, Any]], alarms: Callable[[float], int]) -> dict[str, float | None]:
+    """Seconds from a change to the first decision and to the first active plan, from rows of part `replan`.
+
+    A re-plan that leaves the decision to another one decides nothing. Where none that began since decides,
+    one that was under way does, if there were `alarms` until its decision: they were left to it.
+    """
+    answers = [row for row in replans if not row["reason"].startswith(_UNDECIDED)]
+    own = [row for row in answers if row["at_s"] >= 0.0]
+    if all(row["decided_s"] is None for row in own):
+        own += [row for row in answers if row["at_s"] < 0.0 and alarms(row["decided_s"] or 0.0)]
     return {
-        "decided_s": min((one for one in decided if one is not None), default=None),
-        "active_s": min((one for one in active if one is not None), default=None),
+        key: min((row[key] for row in own if row[key] is not None and row[key] >= 0.0), default=None)
+        for key in ("decided_s", "active_s")
     }
 
 

@@ -1,25 +1,23 @@
 """Plans beside each other and beside the naive way, under one load at a time, in windows that take turns."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from benchmarks.pays.intervals import Statistic, Tasks, in_time, mean_log_s, p50_s, p99_s, ratio
+import numpy as np
+
+from benchmarks.pays.intervals import Tasks, in_time, mean_log_s, p50_s, p99_s, ratio
 from benchmarks.pays.load import core_taken
 from benchmarks.pays.scenarios import BESIDE, DAY, NIGHT
-from benchmarks.runner import progress
+from benchmarks.runner import Report, progress
 from stageloom.edge_agent.bench.contest import Contest, ContestLoad
 from stageloom.edge_agent.bench.model_files import ModelUnderTest
 from stageloom.edge_agent.bench.rival_settings import NAIVE
 from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting
 
 WINDOW_S: Final = 2.5
-STATISTICS: Final[Mapping[str, Statistic]] = {
-    "p50": p50_s,
-    "p99": p99_s,
-    "latency": mean_log_s,
-    "in_time": in_time,
-}
+STATISTICS: Final = {"p50": p50_s, "p99": p99_s, "latency": mean_log_s, "in_time": in_time}
 
 
 @dataclass(frozen=True)
@@ -37,9 +35,9 @@ REGIMES: Final = (
     Regime("night", NIGHT, "night", "day"),
     Regime("day", DAY, "day", "night"),
     Regime("day", DAY, "day", "whole"),
-    Regime("taken", BESIDE, "taken", "day", taken=True),
+    Regime("taken", BESIDE, "taken", "before", taken=True),
 )
-"""The plans for each regime by name: `night`, `day`, `whole`, `taken`; naive runs beside all of them."""
+"""The plans for each regime by name: `night`, `day`, `whole`, `taken`, `before`; naive runs beside all."""
 
 
 def figure_of(regime: Regime, statistic: str, mix: str) -> str:
@@ -50,42 +48,38 @@ def figure_of(regime: Regime, statistic: str, mix: str) -> str:
 
 
 def measure_gain(
+    report: Report,
     mix: str,
     models: Sequence[ModelUnderTest],
     load: ContestLoad,
     plans: Mapping[str, bytes],
     capacity_per_s: float,
     pairs: int,
-) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """Figures and rows. `plans`: bytes by name; a regime one of whose plans is missing is left out.
+) -> None:
+    """Into the report, regime by regime; one that lacks a plan is left out. `plans`: bytes by name.
 
     Raises:
         ContestantError: a contestant died.
     """
-    found: dict[str, float] = {}
-    rows: list[dict[str, Any]] = []
     with Contest(models, load, progress) as contest:
         contest.enter([*(AgentSetting(name, wire) for name, wire in plans.items()), NAIVE])
-        rows += [
-            {"part": "absent", "mix": mix, "contestant": n, "reason": r} for n, r in contest.absent.items()
-        ]
-        for regime in REGIMES:
-            names = [
-                name
-                for name in dict.fromkeys((regime.over, regime.under, NAIVE.name))
-                if name in contest.names
-            ]
-            if regime.over not in names or regime.under not in names:
-                continue
-            progress(f"  {mix} at {regime.share:g} of capacity, {pairs} windows of {', '.join(names)}")
-            with core_taken(regime.taken):
-                results = contest.windows_at(names, regime.share * capacity_per_s, pairs)
-            windows = {name: [Tasks.of(one, load.deadlines_s) for one in results[name]] for name in results}
-            rows += _alone(mix, regime, windows)
-            for row in _ratios(mix, regime, windows):
-                rows.append(row)
-                found[row["figure"]] = row["value"]
-    return found, rows
+        try:
+            for regime in REGIMES:
+                names = [one for one in (regime.over, regime.under, NAIVE.name) if one in contest.names]
+                if regime.over not in names or regime.under not in names:
+                    continue
+                progress(f"  {mix} at {regime.share:g} of capacity, {pairs} windows of {', '.join(names)}")
+                with core_taken(regime.taken):
+                    results = contest.windows_at(names, regime.share * capacity_per_s, pairs)
+                windows = {
+                    name: [Tasks.of(one, load.deadlines_s) for one in results[name]] for name in results
+                }
+                report.add({}, _alone(mix, regime, windows))
+                for row in _ratios(mix, regime, windows):
+                    report.add({row["figure"]: row["value"]}, [row])
+        finally:
+            absent = {"part": "absent", "mix": mix}
+            report.add({}, ({**absent, "contestant": n, "reason": r} for n, r in contest.absent.items()))
 
 
 def _alone(mix: str, regime: Regime, windows: Mapping[str, Sequence[Tasks]]) -> Iterator[dict[str, Any]]:
@@ -99,6 +93,7 @@ def _alone(mix: str, regime: Regime, windows: Mapping[str, Sequence[Tasks]]) -> 
             "windows": len(parts),
             "tasks": len(tasks.in_time),
             "in_time_per_s": in_time(tasks) / (WINDOW_S * len(parts)),
+            "given_up": float(np.mean(~tasks.answered)),
             "p50_ms": 1e3 * p50_s(tasks),
             "p99_ms": 1e3 * p99_s(tasks),
             "latency_ms": 1e3 * mean_log_s(tasks),
@@ -106,17 +101,13 @@ def _alone(mix: str, regime: Regime, windows: Mapping[str, Sequence[Tasks]]) -> 
 
 
 def _ratios(mix: str, regime: Regime, windows: Mapping[str, Sequence[Tasks]]) -> Iterator[dict[str, Any]]:
+    """No row where the ratio, or an end of its interval, falls on tasks without a result."""
     for statistic, function in STATISTICS.items():
         compared = {figure_of(regime, statistic, mix): (regime.over, regime.under)}
         if NAIVE.name in windows and regime.under != "whole":
             compared[f"{statistic}_over_naive.{mix}.{regime.name}"] = (regime.over, NAIVE.name)
         for figure, (over, under) in compared.items():
             value, low, high = ratio(function, windows[over], windows[under])
-            yield {
-                "part": "ratio",
-                "figure": figure,
-                "value": value,
-                "low": low,
-                "high": high,
-                "windows": len(windows[over]),
-            }
+            if all(map(math.isfinite, (value, low, high))):
+                row = {"part": "ratio", "figure": figure, "value": value, "low": low, "high": high}
+                yield {**row, "windows": len(windows[over])}

@@ -55,13 +55,14 @@ class StayingLoad:
         arrived_s = np.array([task.arrived_s for task in self._tasks])
         model = np.array([task.model for task in self._tasks], np.int64)
         latency_s = np.array(self._ended_s) - arrived_s
+        answered = ~np.isnan(latency_s)
         in_time = latency_s < deadlines_s[model]  # never where there is no result
-        latency_s = np.where(np.isnan(latency_s), 2.0 * deadlines_s[model], latency_s)
+        latency_s = np.where(answered, latency_s, 2.0 * deadlines_s[model])
         found = []
         for number in range(int((end_s - begin_s) / WINDOW_S)):
             first_s = begin_s + number * WINDOW_S
             within = (arrived_s >= first_s) & (arrived_s < first_s + WINDOW_S)
-            found.append(Tasks(latency_s[within], in_time[within]))
+            found.append(Tasks(latency_s[within], in_time[within], answered[within]))
         return found
 
     def _run(self) -> None:

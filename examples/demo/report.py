@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.pays.device import QueueMoment, lanes_of
-from benchmarks.pays.intervals import Statistic, Tasks, in_time, interval, mean_log_s, p50_s, p99_s
+from benchmarks.pays.intervals import Statistic, Tasks, in_time, interval, mean_log_s, percentile_s
 from benchmarks.processes import DemoFailed
 from benchmarks.runner import machine, versions
 from examples.demo.checks import check
@@ -54,12 +54,12 @@ class Served:
     @property
     def p99_ms(self) -> tuple[float, float, float]:
         """The same of the latency that 99 of 100 tasks keep; one without a result took twice its deadline."""
-        return _ms(self._of(p99_s))
+        return _ms(self._of(lambda tasks: percentile_s(tasks.latency_s, 99)))
 
     @property
     def p50_ms(self) -> tuple[float, float, float]:
         """The same of the latency that half of the tasks keep."""
-        return _ms(self._of(p50_s))
+        return _ms(self._of(lambda tasks: percentile_s(tasks.latency_s, 50)))
 
     @property
     def sentence(self) -> str:
@@ -225,7 +225,7 @@ def _load(run: Run) -> dict[str, Any]:
         "rate_per_s": run.offered_per_s,
         "at_s": at_s,
         "in_time_per_s": [in_time(one) / run.series_s for one in windows],
-        "p99_ms": [1e3 * p99_s(one) for one in windows],
+        "p99_ms": [1e3 * percentile_s(one.latency_s, 99) for one in windows],
         "moments": [{"at_s": at, "text": text} for at, text in sorted(moments)],
         "variance": {
             "at_s": [run.second(one.at_us) for one in run.queues],

@@ -40,6 +40,8 @@ from stageloom.planner.store.profiles import open_requests, request_profile, req
 from stageloom.planner.store.regimes import known_structures
 from stageloom.planner.store.replan_pushes import awaits_trial, is_trying, push_replan
 from stageloom.planner.store.replans import (
+    BEING_TRIED,
+    NEWER_DESIRED,
     OVERDUE_US,
     OVERTAKEN,
     TOLD_ONCE,
@@ -341,7 +343,7 @@ class Replanner:
             self._keep_considered(seen, replan, decision)
             return
         if self._store.read(is_trying, seen.device, replan, proposal.plan.structure):
-            self._nothing(seen.device, replan, "the plan for these arrivals is being tried already", remark)
+            self._nothing(seen.device, replan, BEING_TRIED, remark)
             return
         with desiring(self._fleet, seen.device):
             desired = self._store.write(
@@ -361,7 +363,7 @@ class Replanner:
             self._put_back(seen.device, replan)
             return
         if desired is None:
-            self._nothing(seen.device, replan, "something newer was desired meanwhile", remark)
+            self._nothing(seen.device, replan, NEWER_DESIRED, remark)
             return
         self._fleet.desired_changed(seen.device, desired)
         log.info(

@@ -91,6 +91,10 @@ TOLD_ONCE: Final = {
 """Causes that a device tells once, and why they end a re-plan that has pushed nothing: arrivals, or the
 device, are others than it began with."""
 
+BEING_TRIED: Final = "the plan for these arrivals is being tried already"
+NEWER_DESIRED: Final = "something newer was desired meanwhile"
+"""Why a re-plan ends that leaves the decision to another one, or to an operator."""
+
 OVERDUE_US: Final = 900_000_000
 _OVERDUE: Final = f"no outcome within {OVERDUE_US // 1_000_000} s"
 """A pending re-plan this old no longer holds up the next: the device was away, or its rows were lost."""

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 
 import pytest
 
@@ -21,6 +22,21 @@ def test_what_was_measured_before_a_benchmark_fails_is_printed(capsys: pytest.Ca
     found = json.loads(capsys.readouterr().out)
     assert found["figures"] == {"first_s": 1.5} and found["rows"] == [{"part": "first"}]
     assert found["machine"]["ended_by"] == "SystemExit"
+
+
+def not_numbers(report: Report, options: argparse.Namespace) -> None:
+    """Measure nothing that is a number."""
+    report.add(
+        {"ratio": math.nan, "p99_ms": math.inf, "kept": 1.0}, [{"low": math.nan, "series": [math.inf, 2.0]}]
+    )
+
+
+def test_what_is_no_number_is_no_figure_and_null_in_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    run(not_numbers, argv=["--json"])
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found["figures"] == {"kept": 1.0} and found["rows"] == [{"low": None, "series": [None, 2.0]}]
+    run(not_numbers, argv=[])
+    assert "nan" not in capsys.readouterr().out
 
 
 def test_rank_correlation_sees_order_alone_and_shares_the_ranks_of_equals() -> None:

@@ -1,14 +1,32 @@
 """The benchmark of new versions under load: from rows to figures, and two versions that hardly differ."""
 
+from collections import Counter
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
 
-from benchmarks.versions import RUNS, figures_of, write_near
+from benchmarks.pays.load import Application
+from benchmarks.processes import DemoFailed
+from benchmarks.versions import RUNS, VersionedDevice, figures_of, one_run, write_near
+from stageloom.edge_agent.bench.load import WindowResult
 from tests.e2e.networks import write_chain
+
+
+def run(kind: str, pair: int, **changes: Any) -> dict[str, Any]:
+    none = {
+        "late": 0,
+        "late_share": 0.0,
+        "lost": 0,
+        "refused": 0,
+        "p99_ms": 10.0,
+        "ended": "",
+        "active_s": None,
+    }
+    return {"run": kind, "pair": pair, "tasks": 100, **none, **changes}
 
 
 def test_figures_pair_the_runs_of_the_same_arrivals() -> None:
@@ -21,18 +39,16 @@ def test_figures_pair_the_runs_of_the_same_arrivals() -> None:
         ("compare", 1): 2,
     }
     rows = [
-        {
-            "run": kind,
-            "pair": pair,
-            "tasks": 100,
-            "late": count,
-            "late_share": count / 100,
-            "lost": int(kind == "push" and pair == 1),
-            "refused": 0,
-            "p99_ms": 10.0 * count,
-            "ended": "rejected" if (kind, pair) == ("compare", 1) else "committed",
-            "active_s": None if kind == "still" else 6.0 + pair,
-        }
+        run(
+            kind,
+            pair,
+            late=count,
+            late_share=count / 100,
+            lost=int(kind == "push" and pair == 1),
+            p99_ms=10.0 * count,
+            ended="rejected" if (kind, pair) == ("compare", 1) else "committed",
+            active_s=None if kind == "still" else 6.0 + pair,
+        )
         for (kind, pair), count in late.items()
     ]
     figures = figures_of(rows)
@@ -41,6 +57,44 @@ def test_figures_pair_the_runs_of_the_same_arrivals() -> None:
     assert figures["late_over_still.compare"] == pytest.approx(0.01)
     assert (figures["lost.push"], figures["not_committed.compare"], figures["active_s.push"]) == (1, 1, 6.5)
     assert (figures["p99_ms.compare"], figures["refused.still"]) == (35.0, 0)
+
+
+def test_a_push_that_failed_costs_no_figure_and_only_versions_that_were_committed_are_timed() -> None:
+    rows = [
+        run("still", 0),
+        run("push", 0, ended="committed", active_s=6.0),
+        run("push", 1, ended="rejected", active_s=1.0, p99_ms=np.nan),
+        run("push", 2, ended="failed: the agent ended"),
+        run("compare", 0, ended="failed: the agent ended"),
+    ]
+    figures = figures_of(rows)
+    assert (figures["active_s.push"], figures["not_committed.push"], figures["late_over_still.push"]) == (
+        6.0,
+        2,
+        0,
+    )
+    assert figures["not_committed.compare"] == 1 and "active_s.compare" not in figures
+    assert "p99_ms.push" not in figures and figures["p99_ms.still"] == 10.0
+    assert figures_of([]) == {}
+
+
+def test_a_run_tells_why_its_push_failed_and_what_became_of_its_tasks() -> None:
+    class Load:
+        deadlines_s = (0.02,)
+
+        def __init__(self) -> None:
+            self.outcomes: Counter[str] = Counter()
+
+        def phase(self, *_: object, seed: int) -> WindowResult:
+            return WindowResult(np.zeros(2, np.int64), np.array([0.01, np.nan]), np.array([True, False]))
+
+    class Device:
+        def push_other(self, *, compare: bool) -> int:
+            raise DemoFailed("the agent ended")
+
+    row = one_run(cast(VersionedDevice, Device()), cast(Application, Load()), "push", 1.0, 0.0, 0)
+    assert (row["ended"], row["active_s"], row["given_up"]) == ("failed: the agent ended", None, 0.5)
+    assert np.isnan(row["p99_ms"])
 
 
 def test_the_second_version_is_another_file_with_almost_the_same_weights(tmp_path: Path) -> None:

@@ -46,7 +46,8 @@ BEGAN_US = 1_000_000_000
 def served(who: str, load: str, latency_s: float, late: int = 0) -> Served:
     """Three windows of twenty tasks, of which some are late in each."""
     latency = np.full(20, latency_s)
-    windows = [Tasks(latency * (1.0 + 0.01 * number), np.arange(20) >= late) for number in range(3)]
+    every = np.full(20, True)
+    windows = [Tasks(latency * (1.0 + 0.01 * n), np.arange(20) >= late, every) for n in range(3)]
     return Served(who=who, load=load, rate_per_s=10.0, window_s=2.0, windows=windows)
 
 
