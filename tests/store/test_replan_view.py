@@ -475,11 +475,13 @@ def test_what_is_told_once_begins_a_replan_beside_one_on_trial_and_waits_for_its
     assert not rig.store.read(awaits_trial, NANO, number)
 
 
-def test_what_a_planner_left_too_long_ago_ends_and_what_it_left_just_now_goes_on(rig: Rig) -> None:
+@pytest.mark.parametrize("days", [-2, 2])
+def test_what_a_planner_left_too_long_ago_ends_and_what_it_left_just_now_goes_on(rig: Rig, days: int) -> None:
+    """Or in a time to come: its clock was ahead."""
     first = rig.replan(rig.runs)
     rig.store.write(end_overdue)
     assert rig.store.read(unfinished_replans) == [(NANO, first)]
-    rig.store.write(_begun_days_ago, first)
+    rig.store.write(_begun_in, first, days)
     rig.store.write(end_overdue)
     assert rig.store.read(unfinished_replans) == []
     (info,) = rig.store.read(replan_infos, NANO)
@@ -709,8 +711,8 @@ def _pending(session: Session) -> None:
     session.execute(update(ReplanRow).where(ReplanRow.replan == newest).values(outcome="pending"))
 
 
-def _begun_days_ago(session: Session, number: int) -> None:
-    values = {"begun_at_us": ReplanRow.begun_at_us - 2 * 86_400_000_000}
+def _begun_in(session: Session, number: int, days: int) -> None:
+    values = {"begun_at_us": ReplanRow.begun_at_us + days * 86_400_000_000}
     session.execute(update(ReplanRow).where(ReplanRow.replan == number).values(values))
 
 
