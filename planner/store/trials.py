@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 from msgspec.structs import asdict
-from sqlalchemy import and_, bindparam, or_, select
+from sqlalchemy import and_, bindparam, select
 from sqlalchemy.orm import Session
 
 from stageloom.planner.dispatch.ports import StoredRow
@@ -138,18 +138,21 @@ def _trial_info(row: TrialRow) -> TrialInfo:
     return message_of(TrialInfo, row, outputs=outputs)
 
 
-def trials_of(session: Session, plans: Iterable[Digest], environment: str) -> list[TrialInfo]:
-    """Trials of these plans on any device of a class, newest first."""
-    wanted = list(plans)
+def newest_trials(
+    session: Session, plans: Iterable[Digest], environment: str, device: DeviceId | None
+) -> dict[str, TrialInfo]:
+    """Per plan its newest trial on the device; without one there the last on a device of its class, by
+    their clocks. Plans that were tried nowhere are absent."""
     rows = session.scalars(
         select(TrialRow)
-        .where(
-            TrialRow.environment == environment,
-            or_(TrialRow.candidate.in_(wanted), TrialRow.control.in_(wanted)),
-        )
-        .order_by(TrialRow.decided_us.desc())
+        .where(TrialRow.environment == environment, TrialRow.candidate.in_(list(plans)))
+        .order_by(*_NEWEST_FIRST)
     )
-    return [_trial_info(row) for row in rows]
+    newest: dict[tuple[str, str], TrialRow] = {}
+    for row in rows:
+        newest.setdefault((row.candidate, row.device), row)
+    ranked = sorted(newest.values(), key=lambda row: (row.device == device, row.decided_us))
+    return {row.candidate: _trial_info(row) for row in ranked}
 
 
 def committed_plans(session: Session, device: DeviceId, environment: str) -> list[Digest]:

@@ -29,7 +29,7 @@ from stageloom.planner.store.replans import end_overdue, replan_infos, unfinishe
 from stageloom.planner.store.retention import Retention, tidy
 from stageloom.planner.store.store import Store
 from stageloom.planner.store.tables import GenerationRow, ReplanRow
-from stageloom.planner.store.trials import committed_plans, trial_infos
+from stageloom.planner.store.trials import committed_plans, newest_trials, trial_infos
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.engine.trial import UNDECIDED
 from stageloom.shared.errors import InputError
@@ -108,6 +108,7 @@ class Rig:
         pairs: int = 8,
         reason: str = "",
         environment: str = "",
+        device: DeviceId = NANO,
     ) -> None:
         """A trial of a plan ended; later ones are newer."""
         if known:
@@ -129,7 +130,7 @@ class Rig:
             reason=reason,
             environment=environment,
         )
-        self.tells(ended)
+        self.tells(ended, device)
 
     def profiled(self) -> None:
         """Its operators were measured."""
@@ -137,9 +138,9 @@ class Rig:
         (request,), _ = self.store.write(request_profile, NANO, ["relu"])
         self.tells(ProfileResult(request, self.artifact, 1, CLASS, times, True))
 
-    def tells(self, data: RowData) -> None:
+    def tells(self, data: RowData, device: DeviceId = NANO) -> None:
         self.rows += 1
-        LinkStore(self.store).append_telemetry([TelemetryWrite(NANO, (row(self.rows, data),), ())])
+        LinkStore(self.store).append_telemetry([TelemetryWrite(device, (row(self.rows, data),), ())])
 
     def replan(self, plan: Plan | None, arrivals_per_s: float = 10.0) -> int:
         """An alarm under a plan begins a re-plan; what was pending has ended."""
@@ -569,10 +570,14 @@ def test_a_device_clock_that_is_set_during_a_trial_puts_its_verdict_at_no_other_
 
 
 def test_the_newest_trial_is_that_of_the_newest_generation_whatever_the_device_clock_said(rig: Rig) -> None:
-    """Its verdict counts, it is shown first, and the older one goes first."""
-    other = replace(rig.runs, lanes=2)
+    """Its verdict counts and is shown first, beside other devices' as well; the older one goes first."""
+    other, far = replace(rig.runs, lanes=2), enrol(rig.store, DeviceId("far"), 2)
     rig.tried(other, "commit", after_us=YEAR_S * 1_000_000)
     rig.tried(other, "reject", known=False, generation=(1, 2))
+    rig.tried(other, "no_gain", known=False, after_us=2 * YEAR_S * 1_000_000, device=far)
+    for device, verdict in ((NANO, "reject"), (far, "no_gain"), (None, "no_gain")):
+        found = rig.store.read(newest_trials, [other.digest], CLASS, device)
+        assert found[other.digest].verdict == verdict
     assert rig.store.read(committed_plans, NANO, CLASS) == []
     assert [trial.generation for trial in rig.store.read(trial_infos, NANO)] == [2, 1]
     sum(tidy(rig.store, Retention(0.0, 0.0, 0.0, history_rows=1)))
