@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 INTERVAL_S: Final = 600.0
 
 ANSWERED_S: Final = 3600.0
-"""Online for so long, a device has answered one of the requests that it was told of: it gives each up after
-`profile_wall_s` (600 s). The rest is for artifacts that it has to fetch."""
+"""Online for so long since its turn, a request has been answered: a device gives it up after `profile_wall_s`
+(600 s). The rest is for artifacts that it has to fetch."""
 
 COMPILE_AFTER_S: Final = 30.0
 """Seconds after the planner's start at which the twin's kernels are compiled."""
@@ -94,26 +94,35 @@ class UnansweredRequests:
     def __init__(self, store: Store, fleet: FleetLink) -> None:
         self._store = store
         self._fleet = fleet
-        self._looks: dict[DeviceId, tuple[frozenset[int], int]] = {}  # at the same requests, while online
+        self._looks: dict[DeviceId, dict[int, int]] = {}  # at each request since its turn, while online
 
     def look(self) -> None:
-        """End those of devices that answered none of theirs in `ANSWERED_S` online; once an `INTERVAL_S`.
+        """End those not answered in `ANSWERED_S` online since their turn; once an `INTERVAL_S`.
+
+        Devices measure in the order of numbers: a request has its turn when the one before it was answered.
 
         Raises:
             StorageError, UnavailableError: the database cannot be read or written.
         """
-        for device, requests in self._store.read(listed_requests, self._fleet.online()).items():
-            before, looks = self._looks.get(device, (frozenset(), 0))
-            looks = looks + 1 if before == requests else 0
-            self._looks[device] = requests, looks
-            if looks * INTERVAL_S <= ANSWERED_S:
+        online = self._fleet.online()
+        listed = self._store.read(listed_requests, online)
+        for device in online - listed.keys():
+            self._looks.pop(device, None)
+        for device, requests in listed.items():
+            before = self._looks.get(device, {})
+            answered = min(before.keys() - requests, default=max(requests))
+            looks = {number: before.get(number, -1) + 1 if number <= answered else 0 for number in requests}
+            lost = {number for number, times in looks.items() if times * INTERVAL_S >= ANSWERED_S}
+            self._looks[device] = looks
+            if not lost:
                 continue
-            logger.warning("device_id=%s answered none of requests %s: they end", device, sorted(requests))
+            logger.warning("device_id=%s did not answer requests %s: they end", device, sorted(lost))
             with desiring(self._fleet, device):
-                desired = self._store.write(end_unanswered, device, requests)
+                desired = self._store.write(end_unanswered, device, lost)
             if desired is not None:
                 self._fleet.desired_changed(device, desired)
-            del self._looks[device]
+            for number in lost:
+                del looks[number]
 
 
 class KernelCompiler:

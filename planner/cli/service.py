@@ -136,16 +136,19 @@ def _tell_status(reply: schema.StatusReply) -> None:
 
 
 @app.command("trust-clock")
-def trust_clock() -> None:
+def trust_clock(
+    yes: Annotated[bool, typer.Option("--yes", help="Let telemetry in the future lose its times.")] = False,
+) -> None:
     """Say that the planner's clock is right. What is too old by it may then be deleted, step by step.
 
     The planner holds back where its clock is days ahead of all that it knows, and goes by the later time
-    where it is days behind; `stageloom status` says so. What was filed in the future is then of now.
+    where it is days behind; `stageloom status` says so. What was filed in the future is then of now: of
+    telemetry only with --yes, as a clock that is behind by mistake could not give it its times back.
 
     \b
     stageloom planner trust-clock
     """
-    call(routes.CLOCK_TRUST, schema.ClockTrustRequest())
+    call(routes.CLOCK_TRUST, schema.ClockTrustRequest(confirmed=yes))
     show({"trusted": True}, lambda: None)
     progress("the clock is trusted")
 

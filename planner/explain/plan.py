@@ -24,7 +24,7 @@ from stageloom.planner.store.predictions import LookedAt, considered_plans
 from stageloom.planner.store.replans import replan_infos
 from stageloom.planner.store.store import ReadStore
 from stageloom.planner.store.telemetry import telemetry_rows
-from stageloom.planner.store.trials import trial_infos, trials_of
+from stageloom.planner.store.trials import newest_trials, trial_infos
 from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.errors import StageloomError
 from stageloom.shared.ids import DeviceId, Digest
@@ -190,8 +190,8 @@ def _others(
         if None not in measured_us:
             steps_ms[digest] = sum(us for us in measured_us if us is not None) / 1e3
     trials: dict[str, TrialInfo] = {}
-    for trial in [] if calibration is None else store.read(trials_of, list(rows), calibration.device_class):
-        trials.setdefault(trial.candidate, trial)
+    if calibration is not None:
+        trials = store.read(newest_trials, list(rows), calibration.device_class, device)
     others = [
         RelatedPlan(
             digest=digest,

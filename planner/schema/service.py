@@ -82,7 +82,12 @@ class StatusReply(Reply, frozen=True, kw_only=True):
 
 
 class ClockTrustRequest(Request, frozen=True, kw_only=True):
-    """An operator says that the planner's clock is right: what is too old by it may go."""
+    """An operator says that the planner's clock is right: what is too old by it may go.
+
+    `confirmed`: telemetry that lies in the future by it may be filed under now, and lose its times.
+    """
+
+    confirmed: bool = False
 
 
 class WatchEventsRequest(Request, frozen=True, kw_only=True):

@@ -24,7 +24,6 @@ from stageloom.planner.store.tables import (
     OperatorCostRow,
     PlanRow,
     ProfileRow,
-    StageCostRow,
     StageProfileRow,
 )
 from stageloom.shared.errors import InputError
@@ -39,7 +38,7 @@ from stageloom.shared.messages.telemetry import (
 )
 from stageloom.shared.plan import ExecutorOptions, Plan, decode_plan
 from stageloom.shared.schedule import StageSchedule, joint_stage
-from stageloom.shared.search.costs import Members, combined_digest, stage_batch
+from stageloom.shared.search.costs import Members, stage_batch
 
 Request: TypeAlias = ProfileRow | StageProfileRow
 
@@ -406,22 +405,6 @@ def store_stage_profile(session: Session, device: DeviceId, result: StageProfile
         )
         session.merge(row)
     return ""
-
-
-def stages_measured(session: Session, number: int) -> int:
-    """How many stages of its plan a request's device has told times of since then that are kept."""
-    request = session.get(StageProfileRow, number)
-    asked = session.get(PlanRow, request.plan) if request is not None else None
-    if request is None or asked is None:
-        return 0
-    plan = decode_plan(asked.wire)
-    blocks = {combined_digest(combined_block_key(session, plan, at)[0]) for at in range(len(plan.combined))}
-    found = select(func.count()).where(
-        StageCostRow.measured_on == request.device,
-        StageCostRow.measured_at_us >= request.requested_at_us,
-        StageCostRow.combined_block.in_(blocks),
-    )
-    return session.scalar(found) or 0
 
 
 def _stage_refusal(plan: Plan, result: StageProfileResult) -> str:

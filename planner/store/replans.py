@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import msgspec
-from sqlalchemy import and_, bindparam, insert, literal, select, update
+from sqlalchemy import and_, bindparam, func, insert, literal, select, update
 from sqlalchemy.orm import Session
 
 from stageloom.planner.costs.records import Calibration
@@ -200,12 +200,13 @@ def _running(session: Session, device: DeviceId, at_us: int) -> ReplanRow | None
 
 
 def end_overdue(session: Session) -> None:
-    """End re-plans that have pushed nothing for so long that their load is gone: a planner was away."""
+    """End re-plans that have pushed nothing for so long that their load is gone: a planner was away, or its
+    clock was ahead when they began."""
     rows = session.scalars(
         select(ReplanRow).where(
             IS_PENDING,
             ReplanRow.generation == 0,
-            ReplanRow.begun_at_us < now_us(session) - OVERDUE_US,
+            func.abs(ReplanRow.begun_at_us - now_us(session)) > OVERDUE_US,
         )
     )
     for row in rows:

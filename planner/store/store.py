@@ -205,7 +205,7 @@ class Store(ReadStore):
         with self._naming:
             size_bytes = self.blobs.put_file(source, digest)
             info, added = self.write(name_artifact, name, digest, artifact.graph, size_bytes)
-        self._graphs[digest] = artifact.graph
+            self._graphs[digest] = artifact.graph  # else a removal in between leaves it there
         return ModelAdded(**asdict(info), added=added)
 
     def remove_model(self, name: str, *, force: bool = False) -> None:

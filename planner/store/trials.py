@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 from msgspec.structs import asdict
-from sqlalchemy import and_, bindparam, or_, select
+from sqlalchemy import and_, bindparam, select
 from sqlalchemy.orm import Session
 
 from stageloom.planner.dispatch.ports import StoredRow
@@ -21,6 +21,7 @@ from stageloom.planner.store.tables import (
     ReplanRow,
     TrialRow,
 )
+from stageloom.planner.store.verdict_arrivals import ON_THE_WAY_US
 from stageloom.planner.store.webhooks import tell_webhooks, told_of
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import DeviceState
@@ -29,9 +30,6 @@ from stageloom.shared.messages.telemetry import PlanActivated, TrialEnded
 _TRIALS: Final = 1000
 
 _COMPARED: Final = ("trial", "proven")
-
-_ON_THE_WAY_US: Final = 60_000_000
-"""That an alarm may take to the planner: so much less time has passed for it than for the device."""
 
 TRIAL_AGE: Final = (TrialRow.epoch, TrialRow.generation, TrialRow.decided_us)
 """The order of one device's trials. Its clock, which may be set, tells only those of one generation apart."""
@@ -87,7 +85,7 @@ def _after_alarm_us(session: Session, replan: ReplanRow, at_us: int) -> int:
     """How long after its re-plan's alarm something was, by the device's clock; by the planner's, which has
     heard of both, where the device's was set in between."""
     told_us, heard_us = at_us - replan.at_us, now_us(session) - replan.begun_at_us
-    return told_us if 0 <= told_us <= heard_us + _ON_THE_WAY_US else max(heard_us, 0)
+    return told_us if 0 <= told_us <= heard_us + ON_THE_WAY_US else max(heard_us, 0)
 
 
 def _trial_ended(session: Session, device: DeviceId, row: StoredRow, ended: TrialEnded) -> None:
@@ -140,18 +138,21 @@ def _trial_info(row: TrialRow) -> TrialInfo:
     return message_of(TrialInfo, row, outputs=outputs)
 
 
-def trials_of(session: Session, plans: Iterable[Digest], environment: str) -> list[TrialInfo]:
-    """Trials of these plans on any device of a class, newest first."""
-    wanted = list(plans)
+def newest_trials(
+    session: Session, plans: Iterable[Digest], environment: str, device: DeviceId | None
+) -> dict[str, TrialInfo]:
+    """Per plan its newest trial on the device; without one there the last on a device of its class, by
+    their clocks. Plans that were tried nowhere are absent."""
     rows = session.scalars(
         select(TrialRow)
-        .where(
-            TrialRow.environment == environment,
-            or_(TrialRow.candidate.in_(wanted), TrialRow.control.in_(wanted)),
-        )
-        .order_by(TrialRow.decided_us.desc())
+        .where(TrialRow.environment == environment, TrialRow.candidate.in_(list(plans)))
+        .order_by(*_NEWEST_FIRST)
     )
-    return [_trial_info(row) for row in rows]
+    newest: dict[tuple[str, str], TrialRow] = {}
+    for row in rows:
+        newest.setdefault((row.candidate, row.device), row)
+    ranked = sorted(newest.values(), key=lambda row: (row.device == device, row.decided_us))
+    return {row.candidate: _trial_info(row) for row in ranked}
 
 
 def committed_plans(session: Session, device: DeviceId, environment: str) -> list[Digest]:

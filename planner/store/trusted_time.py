@@ -11,14 +11,31 @@ too old. So the planner keeps the newest time that it believed, the *trusted tim
 
 from typing import Final, NamedTuple
 
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from stageloom.planner.store.database import now_us
 from stageloom.planner.store.events import recent_refusals
+from stageloom.planner.store.replans import end_overdue
 from stageloom.planner.store.rows import add_event
-from stageloom.planner.store.tables import ClockTrustRow, DeviceRow, TelemetryRow
+from stageloom.planner.store.tables import (
+    CalibrationRow,
+    ClockTrustRow,
+    DeviceRow,
+    ExecutorTimeRow,
+    ExpectedRegimeRow,
+    GenerationRow,
+    HandoverCostRow,
+    OperatorCostRow,
+    PartCostRow,
+    RegimeRow,
+    ReplanRow,
+    StageCostRow,
+    TelemetryRow,
+)
+from stageloom.shared.errors import InputError
 from stageloom.shared.messages.telemetry import RowKind
+from stageloom.shared.text import counted
 
 _ID: Final = 1
 LEAP_S: Final = 3 * 86_400.0
@@ -91,20 +108,49 @@ def advance_clock(session: Session, elapsed_s: float) -> float:
     return before.ahead_s(wall_us)
 
 
-def trust_clock(session: Session) -> None:
-    """An operator says that the clock is right: what one that was ahead has put into the future is of now."""
+_PAST: Final = (
+    DeviceRow.last_seen_us,
+    GenerationRow.decided_at_us,
+    ReplanRow.begun_at_us,
+    RegimeRow.at_us,
+    ExpectedRegimeRow.found_at_us,
+    CalibrationRow.at_us,
+    OperatorCostRow.measured_at_us,
+    StageCostRow.measured_at_us,
+    PartCostRow.measured_at_us,
+    HandoverCostRow.measured_at_us,
+    ExecutorTimeRow.measured_at_us,
+)
+"""Of what was, by the planner's clock: re-plans, among others, ask how long ago that is."""
+
+
+def trust_clock(session: Session, *, confirmed: bool = False) -> None:
+    """An operator says that the clock is right: what one that was ahead has put into the future is of now.
+
+    `confirmed`: telemetry may lose the times that it is filed under for that.
+
+    Raises:
+        InputError: it would, and that is not confirmed.
+    """
     wall_us = now_us(session)
-    _keep(session, ClockTrust(min(_believed(session).trusted_us, wall_us), confirmed_us=wall_us))
     future = (
         TelemetryRow.device.in_(select(DeviceRow.name)),  # so that an index serves
         TelemetryRow.kind.in_([kind.value for kind in RowKind]),
         TelemetryRow.at_us > wall_us + NEWEST_US,
     )
-    for misfiled in (
-        update(TelemetryRow).where(*future).values(at_us=wall_us),
-        update(DeviceRow).where(DeviceRow.last_seen_us > wall_us).values(last_seen_us=wall_us),
-    ):
-        session.execute(misfiled, execution_options={"synchronize_session": False})
+    rows, newest_us = session.execute(select(func.count(), func.max(TelemetryRow.at_us)).where(*future)).one()
+    if rows and not confirmed:
+        raise InputError(
+            f"{counted(rows, 'row')} of telemetry would be filed under the time of now, up to "
+            f"{(newest_us - wall_us) / 86_400e6:.1f} days earlier",
+            remedy="correct the clock; if it is right, add --yes",
+        )
+    _keep(session, ClockTrust(min(_believed(session).trusted_us, wall_us), confirmed_us=wall_us))
+    end_overdue(session)  # before what tells them from those of now is gone
+    misfiled = [update(TelemetryRow).where(*future).values(at_us=wall_us)]
+    misfiled += [update(of.class_).where(of > wall_us).values({of: wall_us}) for of in _PAST]
+    for statement in misfiled:
+        session.execute(statement, execution_options={"synchronize_session": False})
     add_event(session, None, "clock_trusted", "by operator")
 
 
@@ -125,7 +171,7 @@ def notices(session: Session) -> list[str]:
     if behind_s := trust.behind_s(wall_us):
         clock.append(
             f"telemetry is filed under a later time than the clock's: it is {behind_s / 86_400.0:.1f} days "
-            "behind what this planner has known; correct it, or run `stageloom planner trust-clock` if it is "
-            "right"
+            "behind what this planner has known; correct it, or run `stageloom planner trust-clock --yes` if "
+            "it is right"
         )
     return clock + recent_refusals(session)

@@ -25,7 +25,7 @@ from stageloom.planner.store.retention import Retention
 from stageloom.planner.store.store import Store
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.errors import StorageError
-from stageloom.shared.ids import DeviceId
+from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.telemetry import OperatorTiming, ProfileResult, RowKind
 from tests.planner.api.context import QuietFleet
 from tests.planner.processes import until
@@ -33,6 +33,7 @@ from tests.store.helpers import NANO, add_model, enrol, history, row, small_plan
 from tests.store.migrated import new_store
 
 DAY = Retention(86_400, 0, 0)
+LOOKS = 1 + round(ANSWERED_S / INTERVAL_S)  # from the first one at a request, until it has had its hour
 
 
 def test_old_rows_are_rolled_up_in_the_background(tmp_path: Path) -> None:
@@ -65,7 +66,7 @@ def test_requests_whose_answers_were_lost_end_after_an_hour_online_and_others_ha
     (operators,), _ = store.write(request_profile, NANO, ["relu"])
     stages = [store.write(request_stage_profile, NANO, "runs")[0] for _ in range(2)]
     unanswered, asked = UnansweredRequests(store, fleet), [operators, *stages]
-    for _ in range(1 + round(ANSWERED_S / INTERVAL_S)):
+    for _ in range(LOOKS - 1):
         unanswered.look()
         assert store.read(open_requests, asked) == asked
     unanswered.look()
@@ -77,6 +78,42 @@ def test_requests_whose_answers_were_lost_end_after_an_hour_online_and_others_ha
     LinkStore(store).append_telemetry([TelemetryWrite(NANO, (late,), ())])
     assert len(store.read(operator_costs, "cpu-2-core", artifact)) == 4
     assert store.read(answer_reasons, [operators]) == {operators: ""}
+    store.close()
+
+
+def answer(store: Store, sequence: int, request: int, artifact: Digest) -> None:
+    told = row(sequence, ProfileResult(request, artifact, 1, "cpu-2-core", (), True))
+    LinkStore(store).append_telemetry([TelemetryWrite(NANO, (told,), ())])
+
+
+def test_a_lost_answer_ends_its_request_although_newer_ones_are_made_and_answered(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    enrol(store)
+    artifact = add_model(store, tmp_path)
+    (lost,), _ = store.write(request_profile, NANO, ["relu"])
+    unanswered = UnansweredRequests(store, OnlineFleet())
+    for sequence in range(LOOKS):
+        assert store.read(open_requests, [lost]) == [lost]
+        (newer,), _ = store.write(request_profile, NANO, ["relu"])
+        unanswered.look()
+        answer(store, sequence, newer, artifact)
+    assert store.read(open_requests, [lost]) == []
+    store.close()
+
+
+def test_a_request_has_its_hour_from_the_answer_to_the_one_before_it(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    enrol(store)
+    artifact = add_model(store, tmp_path)
+    (first, second), _ = store.write(request_profile, NANO, ["relu", "relu"])
+    unanswered = UnansweredRequests(store, OnlineFleet())
+    for _ in range(LOOKS - 1):
+        unanswered.look()
+    answer(store, 0, first, artifact)
+    for _ in range(LOOKS):
+        assert store.read(open_requests, [second]) == [second]
+        unanswered.look()
+    assert store.read(open_requests, [second]) == []
     store.close()
 
 

@@ -1,16 +1,23 @@
 """A clock that leapt deletes nothing; one that stays ahead, or is confirmed, is believed step by step."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from sqlalchemy import text
 
+from stageloom.planner.api import routes
 from stageloom.planner.dispatch.ports import StoredRow, TelemetryWrite
 from stageloom.planner.housekeeping import Housekeeper
+from stageloom.planner.replan.observing import BARRED_S, observe
+from stageloom.planner.schema.service import ClockTrustRequest
 from stageloom.planner.store import schema
+from stageloom.planner.store.desired import newest_desired
 from stageloom.planner.store.devices import device_info
+from stageloom.planner.store.fruitless import measured_us
 from stageloom.planner.store.link import LinkStore
+from stageloom.planner.store.regimes import known_regimes
 from stageloom.planner.store.retention import Retention, tidy
 from stageloom.planner.store.store import Store
 from stageloom.planner.store.tables import OperatorCostRow
@@ -24,12 +31,14 @@ from stageloom.planner.store.trusted_time import (
     trust_clock,
 )
 from stageloom.shared.clock import ManualClock
+from stageloom.shared.errors import InputError
 from stageloom.shared.messages.telemetry import QueueSample, Row, RowKind, encode_row
-from tests.planner.api.context import QuietFleet
+from tests.planner.api.context import QuietFleet, answer_of, planner_context
 from tests.planner.processes import until
 from tests.store.helpers import NANO, enrol, write_of
 from tests.store.migrated import new_store
 from tests.store.test_newest import alarm
+from tests.store.test_replan_view import CLASS, Rig
 
 DAY_S = 86_400.0
 TWO_YEARS_S = 730 * DAY_S
@@ -183,13 +192,51 @@ def test_a_clock_that_was_ahead_at_the_first_start_of_all_is_mended_by_an_operat
     monkeypatch.setattr(store.database, "_clock", ManualClock())
     run(store)
     (notice,) = store.read(notices)
-    assert "730.0 days behind" in notice and "`stageloom planner trust-clock`" in notice
-    store.write(trust_clock)
+    assert "730.0 days behind" in notice and "`stageloom planner trust-clock --yes`" in notice
+    api = planner_context(store, ManualClock())
+    with pytest.raises(InputError, match=r"1 row of telemetry .* 730\.0 days earlier.*--yes"):
+        answer_of(api, routes.CLOCK_TRUST, ClockTrustRequest())
+    answer_of(api, routes.CLOCK_TRUST, ClockTrustRequest(confirmed=True))
     assert store.read(notices) == []
     send(store, 1, second)
     assert store.read(filed_rows, NANO, [RowKind.QUEUE_SAMPLE]) == [(T0_US, first), (T0_US + 1, second)]
     assert store.read(device_info, NANO).last_seen_us == T0_US
     assert LinkStore(store).record_alarm(NANO, alarm(2)) is not None, "the re-plan of then holds up none"
+
+
+def test_what_was_tried_and_measured_while_the_clock_was_ahead_is_of_now_once_an_operator_says_so(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. By a clock years ahead costs are measured, and a plan gains nothing. 2. It is set right, and an
+    operator says so: the plan is barred for as long as any other, and searches from now on count."""
+    monkeypatch.setattr(store.database, "_clock", ManualClock(wall_us=after(TWO_YEARS_S)))
+    rig = Rig(store, tmp_path)
+    rig.profiled()
+    other = replace(rig.runs, lanes=2)
+    rig.replanned(other, "")
+    rig.tried(other, "no_gain", known=False, generation=store.read(newest_desired, NANO))
+    monkeypatch.setattr(store.database, "_clock", ManualClock())
+    store.write(trust_clock, confirmed=True)
+    number = rig.replan(rig.runs)
+    barred = [observe(store, NANO, number, after(s)).barred for s in (0.0, 2.0 * BARRED_S)]
+    assert barred == [((other.digest, other.structure),), ()]
+    assert store.read(measured_us, NANO, CLASS, CLASS) == T0_US
+    assert [regime.at_us for regime in store.read(known_regimes, NANO, CLASS)] == [T0_US]
+
+
+def test_a_clock_that_fell_back_takes_no_times_from_telemetry_unasked(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A planner stores rows. 2. It starts in 1970, and an operator takes that for right. 3. It is not."""
+    enrol(store)
+    LinkStore(store).append_telemetry([write_of(0, 9)])
+    run(store, 0.0)
+    kept = store.read(filed_rows, NANO, [RowKind.QUEUE_SAMPLE])
+    monkeypatch.setattr(store.database, "_clock", ManualClock(wall_us=0))
+    with pytest.raises(InputError, match="10 rows of telemetry"):
+        store.write(trust_clock)
+    assert store.read(filed_rows, NANO, [RowKind.QUEUE_SAMPLE]) == kept
+    assert "days behind" in store.read(notices)[0]
 
 
 def test_rows_that_were_once_filed_in_the_future_are_not_the_newest(store: Store, clock: ManualClock) -> None:

@@ -29,7 +29,7 @@ from stageloom.planner.store.replans import end_overdue, replan_infos, unfinishe
 from stageloom.planner.store.retention import Retention, tidy
 from stageloom.planner.store.store import Store
 from stageloom.planner.store.tables import GenerationRow, ReplanRow
-from stageloom.planner.store.trials import committed_plans, trial_infos
+from stageloom.planner.store.trials import committed_plans, newest_trials, trial_infos
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.engine.trial import UNDECIDED
 from stageloom.shared.errors import InputError
@@ -108,6 +108,7 @@ class Rig:
         pairs: int = 8,
         reason: str = "",
         environment: str = "",
+        device: DeviceId = NANO,
     ) -> None:
         """A trial of a plan ended; later ones are newer."""
         if known:
@@ -129,7 +130,7 @@ class Rig:
             reason=reason,
             environment=environment,
         )
-        self.tells(ended)
+        self.tells(ended, device)
 
     def profiled(self) -> None:
         """Its operators were measured."""
@@ -137,9 +138,9 @@ class Rig:
         (request,), _ = self.store.write(request_profile, NANO, ["relu"])
         self.tells(ProfileResult(request, self.artifact, 1, CLASS, times, True))
 
-    def tells(self, data: RowData) -> None:
+    def tells(self, data: RowData, device: DeviceId = NANO) -> None:
         self.rows += 1
-        LinkStore(self.store).append_telemetry([TelemetryWrite(NANO, (row(self.rows, data),), ())])
+        LinkStore(self.store).append_telemetry([TelemetryWrite(device, (row(self.rows, data),), ())])
 
     def replan(self, plan: Plan | None, arrivals_per_s: float = 10.0) -> int:
         """An alarm under a plan begins a re-plan; what was pending has ended."""
@@ -264,22 +265,40 @@ def test_a_verdict_is_filed_under_the_environment_that_it_was_found_in_whatever_
     assert proven == {CLASS: [], "second": [other.digest] if outcome == "committed" else [], "third": []}
 
 
-@pytest.mark.parametrize(("moved_s", "set_s", "met_per_s"), [(2, 0, 40.0), (4, 0, 10.0), (2, YEAR_S, 40.0)])
+@pytest.mark.parametrize(
+    ("heard_s", "moved_s", "moved_heard_s", "ended_s", "set_s", "met_per_s"),
+    [
+        (0, 2, 2, 3, 0, 40.0),
+        (0, 4, 4, 3, 0, 10.0),
+        (0, 2, 2, 3, YEAR_S, 40.0),
+        (0, 2, 2, 3, -YEAR_S, 40.0),
+        (0, 20, 100, 60, 0, 40.0),
+        (50, 120, 120, 100, 0, 10.0),
+    ],
+)
 def test_a_verdict_is_about_the_arrivals_that_came_when_it_was_said(
-    rig: Rig, clock: ManualClock, moved_s: int, set_s: int, met_per_s: float
+    rig: Rig,
+    clock: ManualClock,
+    heard_s: int,
+    moved_s: int,
+    moved_heard_s: int,
+    ended_s: int,
+    set_s: int,
+    met_per_s: float,
 ) -> None:
     """1. A plan is tried at 10/s; the device's clock may be set. 2. Arrivals move to 40/s; nothing is pushed
-    for them. 3. The trial ends after 3 s."""
+    for them. 3. The trial ends. Seconds are since the first alarm; the planner may hear of either later."""
     other = replace(rig.runs, lanes=2)
+    clock.advance(heard_s)
     number = rig.replanned(other, "")
     rig.store.write(_pending)
-    clock.advance(moved_s)
-    at_us = clock.wall_us() + set_s * 1_000_000
+    clock.advance(moved_heard_s - heard_s)
+    at_us = T0_US + (moved_s + set_s) * 1_000_000
     moved = structs.replace(alarm(50, rig.runs, 40.0), cause="regime", at_us=at_us)
     overtaking = LinkStore(rig.store).record_alarm(NANO, moved)
     assert overtaking is not None
-    clock.advance(max(3 - moved_s, 0))
-    generation, ended_us = rig.store.read(newest_desired, NANO), (3 + set_s) * 1_000_000
+    clock.advance(max(ended_s - moved_heard_s, 0))
+    generation, ended_us = rig.store.read(newest_desired, NANO), (ended_s + set_s) * 1_000_000
     rig.tried(other, "reject", known=False, generation=generation, after_us=ended_us)
     for ended in (number, overtaking):
         rig.store.write(_ended, ended, "rejected", 8)
@@ -457,11 +476,13 @@ def test_what_is_told_once_begins_a_replan_beside_one_on_trial_and_waits_for_its
     assert not rig.store.read(awaits_trial, NANO, number)
 
 
-def test_what_a_planner_left_too_long_ago_ends_and_what_it_left_just_now_goes_on(rig: Rig) -> None:
+@pytest.mark.parametrize("days", [-2, 2])
+def test_what_a_planner_left_too_long_ago_ends_and_what_it_left_just_now_goes_on(rig: Rig, days: int) -> None:
+    """Or in a time to come: its clock was ahead."""
     first = rig.replan(rig.runs)
     rig.store.write(end_overdue)
     assert rig.store.read(unfinished_replans) == [(NANO, first)]
-    rig.store.write(_begun_days_ago, first)
+    rig.store.write(_begun_in, first, days)
     rig.store.write(end_overdue)
     assert rig.store.read(unfinished_replans) == []
     (info,) = rig.store.read(replan_infos, NANO)
@@ -549,10 +570,14 @@ def test_a_device_clock_that_is_set_during_a_trial_puts_its_verdict_at_no_other_
 
 
 def test_the_newest_trial_is_that_of_the_newest_generation_whatever_the_device_clock_said(rig: Rig) -> None:
-    """Its verdict counts, it is shown first, and the older one goes first."""
-    other = replace(rig.runs, lanes=2)
+    """Its verdict counts and is shown first, beside other devices' as well; the older one goes first."""
+    other, far = replace(rig.runs, lanes=2), enrol(rig.store, DeviceId("far"), 2)
     rig.tried(other, "commit", after_us=YEAR_S * 1_000_000)
     rig.tried(other, "reject", known=False, generation=(1, 2))
+    rig.tried(other, "no_gain", known=False, after_us=2 * YEAR_S * 1_000_000, device=far)
+    for device, verdict in ((NANO, "reject"), (far, "no_gain"), (None, "no_gain")):
+        found = rig.store.read(newest_trials, [other.digest], CLASS, device)
+        assert found[other.digest].verdict == verdict
     assert rig.store.read(committed_plans, NANO, CLASS) == []
     assert [trial.generation for trial in rig.store.read(trial_infos, NANO)] == [2, 1]
     sum(tidy(rig.store, Retention(0.0, 0.0, 0.0, history_rows=1)))
@@ -691,8 +716,8 @@ def _pending(session: Session) -> None:
     session.execute(update(ReplanRow).where(ReplanRow.replan == newest).values(outcome="pending"))
 
 
-def _begun_days_ago(session: Session, number: int) -> None:
-    values = {"begun_at_us": ReplanRow.begun_at_us - 2 * 86_400_000_000}
+def _begun_in(session: Session, number: int, days: int) -> None:
+    values = {"begun_at_us": ReplanRow.begun_at_us + days * 86_400_000_000}
     session.execute(update(ReplanRow).where(ReplanRow.replan == number).values(values))
 
 

@@ -131,22 +131,32 @@ def test_an_operators_own_wish_is_carried_out_however_sure_the_planner_is(planne
     assert told.stage_profile is not None and told.stage_profile.combined_blocks == ()
 
 
+@pytest.mark.parametrize("batch", [1, 2])
 def test_who_waits_for_a_plans_stages_is_told_how_many_were_measured(
-    planner: Planner, monkeypatch: pytest.MonkeyPatch
+    planner: Planner, monkeypatch: pytest.MonkeyPatch, batch: int
 ) -> None:
-    planner.operators()
-    (before,) = planner.ask()
-    planner.stages(before, StageTiming(3, 1000.0, 1.0, 9))
+    """Where none is kept, as its members have different batches, as well."""
+    first, second = (
+        ModelPlan(name=name, artifact=planner.artifact, batch=size) for name, size in (("a", 1), ("b", batch))
+    )
+    ops = tuple(range(2 * OPERATORS))
+    stages = StageSchedule((Stage((ops[:OPERATORS],)), Stage((ops[OPERATORS:],))))
+    block = CombinedBlock((Member(0, 0, 0), Member(1, 0, 0)), stages)
+    planner.plan = Plan(models=(first, second), combined=(block,))
+    planner.store.write(add_plan, "both", planner.plan, "ios")
+    (before,) = planner.ask("both", unsure_only=False)
+    planner.stages(before, StageTiming(1, 1000.0, 1.0, 9))
 
     def answer(device: DeviceId, desired: Desired) -> None:
         assert desired.stage_profile is not None
-        times = StageTiming(0, 1500.0, 1.0, 9), StageTiming(1, 2900.0, 1.0, 9, 3)
+        times = StageTiming(0, 1500.0, 1.0, 9), StageTiming(1, 2900.0, 1.0, 9)
         planner.stages(desired.stage_profile.request, *times)
 
     monkeypatch.setattr(planner.fleet, "desired_changed", answer)
     planner.clock.advance(1.0)
-    reply = answer_of(planner.api, routes.DEVICE_PROFILE, DeviceProfileRequest(device=NANO, plan="plan"))
+    reply = answer_of(planner.api, routes.DEVICE_PROFILE, DeviceProfileRequest(device=NANO, plan="both"))
     assert reply.stages == 2
+    assert bool(planner.store.read(stage_costs, CLASS, planner.plan.executor)) == (batch == 1)
 
 
 def test_stages_that_ran_as_one_are_kept_as_the_one_group_that_they_were(planner: Planner) -> None:

@@ -36,14 +36,15 @@ from stageloom.planner.store.profiles import (
     open_requests,
     request_profile,
     request_stage_profile,
-    stages_measured,
 )
 from stageloom.planner.store.replan_settings import change_replan_settings, replan_settings
+from stageloom.planner.store.telemetry import telemetry_rows
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.errors import InputError, UnavailableError
 from stageloom.shared.failpoint import failpoint
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import MAX_PROFILED, Desired
+from stageloom.shared.messages.telemetry import RowKind, StageProfileResult
 from stageloom.shared.plan import ExecutorOptions
 from stageloom.shared.search.registry import require_scheduler
 from stageloom.shared.token import format_token
@@ -208,8 +209,15 @@ def measured(api: ApiContext, request: schema.DeviceProfileRequest, job: Job) ->
         if row.parts == 0 and not row.reason
     ]
     said = tuple(dict.fromkeys(told))
-    stages = None if request.plan is None else api.store.read(stages_measured, reply.requests[0])
+    stages = None if request.plan is None else _stages(api, request.device, reply.requests[0])
     return msgspec.structs.replace(reply, measured=rows, stages=stages, reasons=said)
+
+
+def _stages(api: ApiContext, device: DeviceId, number: int) -> int:
+    """How many stages a device has told times of for a request, whether they are kept as costs or not."""
+    rows = api.store.read(telemetry_rows, device, [RowKind.STAGE_PROFILE_RESULT])
+    told = [row.data for row in rows if isinstance(row.data, StageProfileResult)]
+    return sum(len(result.timings) for result in told if result.request == number)
 
 
 def _ask_operators(

@@ -89,7 +89,7 @@ def _books(api: ApiContext, device: DeviceId | None) -> service.TelemetryBooks:
 
 @handles(routes.CLOCK_TRUST)
 def clock_trust(api: ApiContext, request: service.ClockTrustRequest, call: ApiCall) -> Done:
-    api.store.write(trust_clock)
+    api.store.write(trust_clock, confirmed=request.confirmed)
     return Done()
 
 

@@ -284,6 +284,8 @@ def launch_one(w: World, model: int, now: float, lanes: int) -> None:
             spacing_s = least_s / target.lanes_share
             launcher.turn_s = next_turn_s(launcher.turn_s, now, spacing_s, launcher.patience_s)
         elif w.rows[index, 0].arrived_s + launcher.deadline_s - now <= least_s:
+            # `gives_up` let it pass, so nothing else waits in its queue: the instance is this one task, and
+            # marked as the engine marks the task.
             instance.tried = 1
     clock.next_instance += 1
     fit(w, index, target.batch)
