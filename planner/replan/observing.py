@@ -1,7 +1,7 @@
 """Reads the store for a re-plan: the `Observation` of a device, and costs renewed after a drift."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Final
@@ -13,7 +13,7 @@ from stageloom.planner.costs.records import Calibration, OperatorCost
 from stageloom.planner.replan.alarm_loads import loads_of
 from stageloom.planner.replan.policy import Observation
 from stageloom.planner.replan.predict import stands_in
-from stageloom.planner.replan.regimes import ExpectedRegime, KnownRegime
+from stageloom.planner.replan.regimes import ExpectedRegime, KnownRegime, losses
 from stageloom.planner.replan.scene import WayTimes
 from stageloom.planner.store.barred import barred_plans
 from stageloom.planner.store.costs import kept_schedules, operator_costs
@@ -115,6 +115,17 @@ def library(store: ReadStore, seen: Observation) -> list[KnownRegime]:
     """
     found = store.read(known_regimes, seen.device, seen.environment, seen.costs_since_us)
     return [one for one in found if stands_in(one.winner, seen.incumbent)]
+
+
+def with_losses(seen: Observation, known: Sequence[KnownRegime]) -> Observation:
+    """The observation, in which what lost to the plan that runs is barred under such arrivals.
+
+    Proven plans alone: a device runs them without a trial, so that two would change places at every alarm.
+    `known`: the device's library.
+    """
+    proven = {plan.structure for plan in seen.proven}
+    lost = tuple((one, one) for one in losses(seen, known) if one in proven)
+    return replace(seen, barred=(*seen.barred, *lost))
 
 
 def ahead(store: ReadStore, seen: Observation, since_us: int = 0) -> list[ExpectedRegime]:

@@ -77,6 +77,14 @@ def rates_of(cause: str, loads: Sequence[Load]) -> tuple[RegimeRate, ...]:
     )
 
 
+def usual_rates(loads: Sequence[Load]) -> tuple[RegimeRate, ...]:
+    """The arrivals that a trial meets: the usual ones, as a burst that raises an alarm is over by then.
+
+    Those of late where an agent does not tell the usual ones.
+    """
+    return rates_of(Cause.REGIME.value, loads)
+
+
 def distance(before: Sequence[RegimeRate], now: Sequence[RegimeRate]) -> float:
     """By what factor, at least 1, arrivals differ; infinity for other models. What tasks take is now's."""
     known = {one.model: one.arrivals_per_s for one in before}
@@ -136,6 +144,33 @@ def returning_plan(seen: Observation, library: Sequence[KnownRegime]) -> Proposa
     if not NEAR < min(beaten) < math.inf:
         return None
     return Proposal(plain_replan(before, seen.loads), How.RETURNING)
+
+
+def has_won(seen: Observation, library: Sequence[KnownRegime]) -> bool:
+    """Whether the plan that runs won a trial under such arrivals as are usual now."""
+    now = usual_rates(seen.loads)
+    won = (one for one in library if one.winner.structure == seen.incumbent.structure)
+    return any(distance(one.rates, now) <= NEAR for one in won)
+
+
+def losses(seen: Observation, library: Sequence[KnownRegime]) -> dict[Digest, list[int]]:
+    """Structures that lost to the plan that runs under such arrivals as are usual now, with when, newest first.
+
+    What has won against that plan since is not among them. `library` is newest first.
+    """
+    now, runs = usual_rates(seen.loads), seen.incumbent.structure
+    won: set[Digest] = set()
+    lost: dict[Digest, list[int]] = {}
+    if seen.cause not in OF_LOAD:
+        return lost
+    for one in library:
+        if distance(one.rates, now) > NEAR:
+            continue
+        if one.lost == runs:
+            won.add(one.winner.structure)
+        elif one.winner.structure == runs and one.lost not in won:
+            lost.setdefault(one.lost, []).append(one.at_us)
+    return lost
 
 
 def expected_plan(seen: Observation, known: Sequence[ExpectedRegime]) -> Proposal | None:

@@ -18,6 +18,7 @@ from stageloom.planner.store.replan_pushes import push_replan
 from stageloom.planner.store.replan_settings import change_replan_settings
 from stageloom.shared.clock import ManualClock, SystemClock
 from stageloom.shared.messages.control import Alarm, ModelLoad
+from stageloom.shared.plan import Plan
 from tests.replan.drifting import BOOT, InlinePool, planned
 from tests.replan.test_recalibration import World
 from tests.replan.test_regimes import DAY, NIGHT, A, B, seen
@@ -91,7 +92,9 @@ class Alarms:
         self.world = World(folder, clock=self.clock, pool=self.pool)
         self.number = 0
 
-    def next(self, per_s: float = 20.0, cause: str = "variance", queued: int = 0) -> Alarm:
+    def next(
+        self, per_s: float = 20.0, cause: str = "variance", queued: int = 0, runs: Plan | None = None
+    ) -> Alarm:
         """An alarm a second later."""
         self.clock.advance(1.0)
         self.number += 1
@@ -102,20 +105,32 @@ class Alarms:
             cause=cause,
             value=0.5,
             threshold=0.0625,
-            plan=self.world.first.digest,
+            plan=(runs or self.world.first).digest,
             loads=(ModelLoad("branches", per_s, 1500.0, queued, 0),),
             samples=(),
         )
 
+    def won(self, plan: Plan) -> None:
+        """A re-plan had a plan tried against the one that runs, whose place it took."""
+        store, device = self.world.store, self.world.device
+        replan = LinkStore(store).record_alarm(NANO, self.next(runs=device.plan))
+        assert replan is not None
+        above = store.read(newest_desired, NANO)
+        pushed = store.write(
+            push_replan, NANO, replan, plan, scheduler="search", above=above, how="search", predicted=None
+        )
+        assert pushed is not None
+        device.committed((pushed.epoch, pushed.generation), plan)
+
     def answered(
-        self, per_s: float = 20.0, cause: str = "variance", queued: int = 0
+        self, per_s: float = 20.0, cause: str = "variance", queued: int = 0, runs: Plan | None = None
     ) -> tuple[ReplanInfo, bool]:
         """What the re-plan of the next alarm found, and whether something was searched for it.
 
         With a queue it has other launch intervals to propose.
         """
         before = self.pool.begun
-        alarm = self.next(per_s, cause, queued)
+        alarm = self.next(per_s, cause, queued, runs)
         replan = self.world.answered(alarm)
         assert (replan.outcome == "no_gain") == (queued == 0)
         return replan, self.pool.begun > before
@@ -206,3 +221,13 @@ def test_a_search_that_had_its_device_measure_first_is_in_vain_as_any_other(alar
     assert len(device.asked) == 1
     assert not alarms.answered()[1]
     assert len(device.asked) == 1
+
+
+def test_a_proven_plan_that_lost_to_the_one_that_runs_does_not_change_places_with_it(alarms: Alarms) -> None:
+    """By its costs it is the better one, and its device would not try it again."""
+    first, wide = alarms.world.first, planned(alarms.world.device, "greedy")
+    alarms.world.device.runs(wide)
+    alarms.won(first)
+    alarms.won(wide)
+    replan, _ = alarms.answered(runs=wide)
+    assert replan.outcome == "no_gain" and "did not gain here lately" in replan.reason
