@@ -153,14 +153,14 @@ def has_won(seen: Observation, library: Sequence[KnownRegime]) -> bool:
     return any(distance(one.rates, now) <= NEAR for one in won)
 
 
-def losses(seen: Observation, library: Sequence[KnownRegime]) -> dict[Digest, list[int]]:
-    """Structures that lost to the plan that runs under such arrivals as are usual now, with when, newest first.
+def losses(seen: Observation, library: Sequence[KnownRegime]) -> dict[Digest, list[KnownRegime]]:
+    """By structure what lost to the plan that runs under such arrivals as are usual now, newest first.
 
     What has won against that plan since is not among them. `library` is newest first.
     """
     now, runs = usual_rates(seen.loads), seen.incumbent.structure
     won: set[Digest] = set()
-    lost: dict[Digest, list[int]] = {}
+    lost: dict[Digest, list[KnownRegime]] = {}
     if seen.cause not in OF_LOAD:
         return lost
     for one in library:
@@ -169,7 +169,7 @@ def losses(seen: Observation, library: Sequence[KnownRegime]) -> dict[Digest, li
         if one.lost == runs:
             won.add(one.winner.structure)
         elif one.winner.structure == runs and one.lost not in won:
-            lost.setdefault(one.lost, []).append(one.at_us)
+            lost.setdefault(one.lost, []).append(one)
     return lost
 
 

@@ -198,7 +198,8 @@ class Replanner:
             self._recalibrate(device, replan)
 
     def _answer(self, device: DeviceId, replan: int) -> None:
-        seen = observe(self._store, device, replan, self._clock.wall_us())
+        now_us = self._clock.wall_us()
+        seen = observe(self._store, device, replan, now_us)
         # A device that drifted has other costs by now, and another plan may suit it better than a proven one.
         drifted = seen.cause == Cause.DRIFT.value
         at_once = self._policy.at_once(seen)
@@ -208,7 +209,7 @@ class Replanner:
         elif not drifted:
             known = library(self._store, seen)
             decision = by_regime(seen, known_winner(seen, known))
-            seen = with_losses(seen, known)
+            seen = with_losses(self._store, seen, known, now_us)
             decision = decision or without_search(
                 seen, at_once, expected_plan(seen, ahead(self._store, seen))
             )
@@ -220,8 +221,9 @@ class Replanner:
 
     def _observe(self, device: DeviceId, replan: int) -> Observation:
         """What a policy sees, with what lost here to the plan that runs."""
-        seen = observe(self._store, device, replan, self._clock.wall_us())
-        return with_losses(seen, library(self._store, seen))
+        now_us = self._clock.wall_us()
+        seen = observe(self._store, device, replan, now_us)
+        return with_losses(self._store, seen, library(self._store, seen), now_us)
 
     def _search(self, device: DeviceId, replan: int) -> None:
         if not self._is_over(device, replan):  # it waited for its turn

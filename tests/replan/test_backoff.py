@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from stageloom.planner.costs.measured import STALE_S
-from stageloom.planner.replan.backoff import FruitlessSearch, judged_rates, not_again_yet, wait_s
+from stageloom.planner.replan.backoff import (
+    FruitlessSearch,
+    is_tried_again,
+    judged_rates,
+    not_again_yet,
+    wait_s,
+)
 from stageloom.planner.replan.decide import NOTHING_BETTER, NOTHING_TO_TRY
 from stageloom.planner.replan.policy import Observation
 from stageloom.planner.schema.replan import ReplanInfo
@@ -231,3 +237,16 @@ def test_a_proven_plan_that_lost_to_the_one_that_runs_does_not_change_places_wit
     alarms.won(wide)
     replan, _ = alarms.answered(runs=wide)
     assert replan.outcome == "no_gain" and "did not gain here lately" in replan.reason
+
+
+def test_each_loss_to_the_plan_that_runs_doubles_the_time_until_a_plan_is_tried_again(alarms: Alarms) -> None:
+    world, wide = alarms.world, planned(alarms.world.device, "greedy")
+    world.device.runs(wide)
+    for wait_h in (1, 2, 4):
+        tried = world.answered(alarms.next(runs=wide))
+        assert tried.digest == world.first.digest
+        world.device.refused((tried.epoch, tried.generation), world.first)
+        alarms.clock.advance(3600.0 * wait_h - 120.0)
+        assert "did not gain here lately" in world.answered(alarms.next(runs=wide)).reason
+        alarms.clock.advance(240.0)
+    assert is_tried_again([0, 0, 0, 0, 0, 0, 0, 0], round(86_400e6)), "a day at most"
