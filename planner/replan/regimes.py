@@ -1,9 +1,9 @@
 """Which plan a device is known, or expected, to be best with under the arrivals that an alarm shows. Pure.
 
 The library of a device has an entry of every trial that a re-plan led to: the plan that won, candidate or
-incumbent, and the arrivals of the alarm. Loads lie as far apart as in `stageloom.shared.policy.regime`. What
-won within a factor of 1.5 of today's arrivals is the answer, without a search: each of two loads that close
-would not have raised an alarm beside the other.
+incumbent, and the arrivals that were usual at the alarm. Loads lie as far apart as in
+`stageloom.shared.policy.regime`. What won within a factor of 1.5 of today's arrivals is the answer,
+without a search: each of two loads that close would not have raised an alarm beside the other.
 """
 
 import math
