@@ -6,7 +6,7 @@ from sqlalchemy import and_, bindparam, literal, or_, select, update
 from sqlalchemy.orm import Session, aliased
 
 from stageloom.planner.store.desired import Push, may_plan, newest_desired, push
-from stageloom.planner.store.generations import REFUSED
+from stageloom.planner.store.generations import ENDS, REFUSED
 from stageloom.planner.store.plans import keep_plan
 from stageloom.planner.store.regimes import known_structures
 from stageloom.planner.store.replan_settings import replan_settings
@@ -44,9 +44,7 @@ _ANOTHERS: Final = (
     .where(
         GenerationRow.device == bindparam("whose"),
         GenerationRow.decided_by != "replan",
-        GenerationRow.state.in_(
-            [state.value for state in (DeviceState.STAGED, DeviceState.TRIAL, DeviceState.PROBATION)]
-        ),
+        GenerationRow.state.in_([state.value for state in DeviceState if state not in ENDS]),
         # A re-plan's trial goes on under a generation that asks for a measurement or brings a policy.
         ~select(ReplanRow.replan)
         .where(
@@ -131,7 +129,7 @@ def is_trying(session: Session, device: DeviceId, replan: int, structure: Digest
 
 
 def tries_anothers(session: Session, device: DeviceId) -> bool:
-    """Whether the device tries or guards what somebody else than a re-plan pushed."""
+    """Whether the device fetches, tries or guards what somebody else than a re-plan pushed."""
     found = session.connection().execute(_ANOTHERS, {"whose": device}).first()
     return found is not None
 

@@ -17,7 +17,7 @@ from stageloom.planner.schema.replan import Proposer, RegimeLoad
 from stageloom.planner.store.database import now_us
 from stageloom.planner.store.desired import Push, newest_desired, push
 from stageloom.planner.store.expected import MOST, expected_regimes, keep_expected
-from stageloom.planner.store.generations import set_states
+from stageloom.planner.store.generations import ENDS, set_states
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan, plan_info, plan_wires
 from stageloom.planner.store.profiles import request_profile
@@ -492,8 +492,7 @@ def test_a_plan_that_an_operator_pushed_is_being_tried_until_its_device_says_wha
     rig.store.write(push, Push(device=NANO, plan="runs", decided_by=decided_by))
     generation = rig.store.read(newest_desired, NANO)
     rig.store.write(set_states, [(NANO, *generation, state, "", T0_US)])
-    tried = state in (DeviceState.STAGED, DeviceState.TRIAL, DeviceState.PROBATION)
-    assert rig.store.read(tries_anothers, NANO) == (tried and decided_by == "operator")
+    assert rig.store.read(tries_anothers, NANO) == (state not in ENDS and decided_by == "operator")
 
 
 @pytest.mark.parametrize("decided_by", ["replan", "operator"])
