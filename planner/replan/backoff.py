@@ -1,4 +1,4 @@
-"""When a search that found nothing to try is worth the time again. Pure.
+"""When a search that found nothing to try, or a trial that was lost, is worth the time again. Pure.
 
 Queues may diverge for as long as a load lasts, and every alarm for them would search the same plans at the
 same costs. Where planner and device share a machine, that takes the cores away from what is served.
@@ -20,6 +20,9 @@ FIRST_WAIT_S: Final = 60.0
 
 LONGEST_WAIT_S: Final = 1800.0
 
+TRIED_AGAIN_S: Final = (3600.0, 86_400.0)
+"""After one loss to the plan that runs under such arrivals, and at most: each further one doubles it."""
+
 
 @dataclass(frozen=True, slots=True)
 class FruitlessSearch:
@@ -35,11 +38,17 @@ def judged_rates(loads: Sequence[Load]) -> tuple[RegimeRate, ...]:
     return tuple(RegimeRate(load.model, rate_per_s(load), load.service_s) for load in loads)
 
 
-def wait_s(fruitless: int) -> float:
+def wait_s(fruitless: int, first_s: float = FIRST_WAIT_S, longest_s: float = LONGEST_WAIT_S) -> float:
     """Seconds from the last of so many fruitless searches to the next."""
     if fruitless < 1:
         return 0.0
-    return min(FIRST_WAIT_S * 2.0 ** min(fruitless - 1, 10), LONGEST_WAIT_S)
+    return min(first_s * 2.0 ** min(fruitless - 1, 10), longest_s)
+
+
+def is_tried_again(lost_us: Sequence[int], now_us: int) -> bool:
+    """Whether a plan that lost at these moments, newest first, is worth another trial by now."""
+    wait_us = 1e6 * wait_s(len(lost_us), *TRIED_AGAIN_S)
+    return not lost_us or abs(now_us - lost_us[0]) >= wait_us
 
 
 def not_again_yet(seen: Observation, earlier: Sequence[FruitlessSearch], now_us: int) -> str:

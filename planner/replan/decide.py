@@ -114,14 +114,19 @@ def by_regime(seen: Observation, known: Proposal | None) -> ReplanDecision | Non
     return _taken(proposal, row, "it won under such arrivals here")
 
 
-def by_return(seen: Observation, proposal: Proposal | None) -> ReplanDecision | None:
+def by_return(
+    seen: Observation, proposal: Proposal | None, *, won_here: bool = False
+) -> ReplanDecision | None:
     """What ran until other arrivals came, now that they are gone; None where it failed lately.
 
     Nor where it is not legal, or its cost is unknown. It is tried whatever is predicted: the trial is short,
     and what the device showed of the two plans, it showed under other arrivals. Where a gain is likely it
     runs at once: the plan that took its place has won under arrivals that are gone, and under no others.
+
+    `won_here`: it has won under these as well, over another plan. Then what ran before must win a trial, and
+    none that is proven is proposed, as a device runs that without one.
     """
-    if proposal is None:
+    if proposal is None or (won_here and _is_proven(seen, proposal.plan)):
         return None
     base, scene = predict(seen.incumbent, seen.graphs, seen.costs, seen.loads), seen.scene(TASKS)
     _, row, _ = _judge(seen, base, proposal)
@@ -131,7 +136,8 @@ def by_return(seen: Observation, proposal: Proposal | None) -> ReplanDecision | 
         return None
     why = "it ran here until other arrivals came"
     weighed = row if scene is None else _weigh(seen, base, scene, proposal)[1]
-    if scene is None or weighed.chance is None or weighed.verdict is not EvaluationVerdict.BEHIND:
+    likely = weighed.chance is not None and weighed.verdict is EvaluationVerdict.BEHIND
+    if scene is None or not likely or won_here:
         return _taken(proposal, row, why)
     taken = _taken(proposal, weighed, f"{why}, and {_why(proposal.plan, weighed, scene)}")
     return replace(taken, at_once=True)
@@ -217,6 +223,10 @@ def _is_an_order(seen: Observation, plan: Plan) -> bool:
     """Whether it is the plan that runs, in the order of its tasks' deadlines."""
     ordered = ordered_by_deadline(seen)
     return ordered is not None and plan.digest == ordered.digest
+
+
+def _is_proven(seen: Observation, plan: Plan) -> bool:
+    return any(one.structure == plan.structure for one in seen.proven)
 
 
 def _is_barred(seen: Observation, plan: Plan) -> bool:

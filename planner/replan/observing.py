@@ -1,7 +1,7 @@
 """Reads the store for a re-plan: the `Observation` of a device, and costs renewed after a drift."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Final
@@ -11,13 +11,15 @@ from stageloom.planner.costs.measured import STALE_S, plan_costs, trained_policy
 from stageloom.planner.costs.measured_parts import with_parts
 from stageloom.planner.costs.records import Calibration, OperatorCost
 from stageloom.planner.replan.alarm_loads import loads_of
+from stageloom.planner.replan.backoff import is_tried_again
 from stageloom.planner.replan.policy import Observation
 from stageloom.planner.replan.predict import stands_in
-from stageloom.planner.replan.regimes import ExpectedRegime, KnownRegime
+from stageloom.planner.replan.regimes import ExpectedRegime, KnownRegime, losses
 from stageloom.planner.replan.scene import WayTimes
 from stageloom.planner.store.barred import barred_plans
 from stageloom.planner.store.costs import kept_schedules, operator_costs
 from stageloom.planner.store.expected import expected_regimes
+from stageloom.planner.store.fruitless import measured_us
 from stageloom.planner.store.machines import CHOSEN, NULL, Machine, machine_of, whole_times
 from stageloom.planner.store.models import model_references
 from stageloom.planner.store.plans import plan_wires
@@ -42,7 +44,7 @@ from stageloom.shared.plan import ExecutorOptions, Plan, decode_plan
 from stageloom.shared.policy.trigger import Cause
 
 BARRED_S: Final = 3600.0
-"""What did not gain on a device is not proposed there again for so long under like arrivals.
+"""What did not gain on a device is not proposed there again for so long under like arrivals, at least.
 
 Nor does it count once the device's costs were renewed."""
 
@@ -115,6 +117,27 @@ def library(store: ReadStore, seen: Observation) -> list[KnownRegime]:
     """
     found = store.read(known_regimes, seen.device, seen.environment, seen.costs_since_us)
     return [one for one in found if stands_in(one.winner, seen.incumbent)]
+
+
+def with_losses(
+    store: ReadStore, seen: Observation, known: Sequence[KnownRegime], now_us: int
+) -> Observation:
+    """The observation, in which what lost to the plan that runs is barred under such arrivals.
+
+    Proven plans: a device runs them without a trial, so that two would change places at every alarm. Others
+    that were tried, for longer with each loss since anything was measured. `known`: the device's library.
+    """
+    lost = losses(seen, known)
+    if not lost:
+        return seen
+    since_us = store.read(measured_us, seen.device, seen.environment, seen.costs_key)
+    proven = {plan.structure for plan in seen.proven}
+    barred = list(seen.barred)
+    for structure, entries in lost.items():
+        tried_us = [one.at_us for one in entries if one.replaced is None and one.at_us >= since_us]
+        if structure in proven or not is_tried_again(tried_us, now_us):
+            barred.append((structure, structure))
+    return replace(seen, barred=tuple(barred))
 
 
 def ahead(store: ReadStore, seen: Observation, since_us: int = 0) -> list[ExpectedRegime]:

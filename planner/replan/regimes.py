@@ -1,9 +1,9 @@
 """Which plan a device is known, or expected, to be best with under the arrivals that an alarm shows. Pure.
 
 The library of a device has an entry of every trial that a re-plan led to: the plan that won, candidate or
-incumbent, and the arrivals of the alarm. Loads lie as far apart as in `stageloom.shared.policy.regime`. What
-won within a factor of 1.5 of today's arrivals is the answer, without a search: each of two loads that close
-would not have raised an alarm beside the other.
+incumbent, and the arrivals that were usual at the alarm. Loads lie as far apart as in
+`stageloom.shared.policy.regime`. What won within a factor of 1.5 of today's arrivals is the answer,
+without a search: each of two loads that close would not have raised an alarm beside the other.
 """
 
 import math
@@ -77,6 +77,14 @@ def rates_of(cause: str, loads: Sequence[Load]) -> tuple[RegimeRate, ...]:
     )
 
 
+def usual_rates(loads: Sequence[Load]) -> tuple[RegimeRate, ...]:
+    """The arrivals that a trial meets: the usual ones, as a burst that raises an alarm is over by then.
+
+    Those of late where an agent does not tell the usual ones.
+    """
+    return rates_of(Cause.REGIME.value, loads)
+
+
 def distance(before: Sequence[RegimeRate], now: Sequence[RegimeRate]) -> float:
     """By what factor, at least 1, arrivals differ; infinity for other models. What tasks take is now's."""
     known = {one.model: one.arrivals_per_s for one in before}
@@ -136,6 +144,33 @@ def returning_plan(seen: Observation, library: Sequence[KnownRegime]) -> Proposa
     if not NEAR < min(beaten) < math.inf:
         return None
     return Proposal(plain_replan(before, seen.loads), How.RETURNING)
+
+
+def has_won(seen: Observation, library: Sequence[KnownRegime]) -> bool:
+    """Whether the plan that runs won a trial under such arrivals as are usual now."""
+    now = usual_rates(seen.loads)
+    won = (one for one in library if one.winner.structure == seen.incumbent.structure)
+    return any(distance(one.rates, now) <= NEAR for one in won)
+
+
+def losses(seen: Observation, library: Sequence[KnownRegime]) -> dict[Digest, list[KnownRegime]]:
+    """By structure what lost to the plan that runs under such arrivals as are usual now, newest first.
+
+    What has won against that plan since is not among them. `library` is newest first.
+    """
+    now, runs = usual_rates(seen.loads), seen.incumbent.structure
+    won: set[Digest] = set()
+    lost: dict[Digest, list[KnownRegime]] = {}
+    if seen.cause not in OF_LOAD:
+        return lost
+    for one in library:
+        if distance(one.rates, now) > NEAR:
+            continue
+        if one.lost == runs:
+            won.add(one.winner.structure)
+        elif one.winner.structure == runs and one.lost not in won:
+            lost.setdefault(one.lost, []).append(one)
+    return lost
 
 
 def expected_plan(seen: Observation, known: Sequence[ExpectedRegime]) -> Proposal | None:

@@ -30,9 +30,16 @@ from stageloom.planner.replan.decide import (
     without_search,
 )
 from stageloom.planner.replan.learned import SEARCHED, LearnedPolicy
-from stageloom.planner.replan.observing import ahead, library, observe, recalibration, without_costs
+from stageloom.planner.replan.observing import (
+    ahead,
+    library,
+    observe,
+    recalibration,
+    with_losses,
+    without_costs,
+)
 from stageloom.planner.replan.policy import Observation, PlainPolicy, Proposal, ReplanSettings
-from stageloom.planner.replan.regimes import expected_plan, known_winner, returning_plan
+from stageloom.planner.replan.regimes import expected_plan, has_won, known_winner, returning_plan
 from stageloom.planner.store.costs import keep_schedules, renew_costs
 from stageloom.planner.store.fruitless import fruitless_searches
 from stageloom.planner.store.predictions import keep_considered
@@ -193,7 +200,8 @@ class Replanner:
             self._recalibrate(device, replan)
 
     def _answer(self, device: DeviceId, replan: int) -> None:
-        seen = observe(self._store, device, replan, self._clock.wall_us())
+        now_us = self._clock.wall_us()
+        seen = observe(self._store, device, replan, now_us)
         # A device that drifted has other costs by now, and another plan may suit it better than a proven one.
         drifted = seen.cause == Cause.DRIFT.value
         at_once = self._policy.at_once(seen)
@@ -203,14 +211,21 @@ class Replanner:
         elif not drifted:
             known = library(self._store, seen)
             decision = by_regime(seen, known_winner(seen, known))
+            seen = with_losses(self._store, seen, known, now_us)
             decision = decision or without_search(
                 seen, at_once, expected_plan(seen, ahead(self._store, seen))
             )
-            decision = decision or by_return(seen, returning_plan(seen, known))
+            decision = decision or by_return(seen, returning_plan(seen, known), won_here=has_won(seen, known))
         if decision is not None:
             self._carry_out(seen, replan, decision, self._policy.remark(seen))
         else:
             self._slow.submit(self._guarded, device, replan, self._search)
+
+    def _observe(self, device: DeviceId, replan: int) -> Observation:
+        """What a policy sees, with what lost here to the plan that runs."""
+        now_us = self._clock.wall_us()
+        seen = observe(self._store, device, replan, now_us)
+        return with_losses(self._store, seen, library(self._store, seen), now_us)
 
     def _search(self, device: DeviceId, replan: int) -> None:
         if not self._is_over(device, replan):  # it waited for its turn
@@ -220,7 +235,7 @@ class Replanner:
         drifted = self._recalibrate(device, replan)  # of one that was overtaken, too: a drift is told once
         if self._is_over(device, replan):
             return
-        seen = observe(self._store, device, replan, self._clock.wall_us())
+        seen = self._observe(device, replan)
         found = self._found(device, replan, self._policy.searches(seen))
         if self._is_over(device, replan):
             return
@@ -240,7 +255,7 @@ class Replanner:
 
     def _rearrange(self, device: DeviceId, replan: int) -> bool:
         """Push another way to share the cores, if one is likely to gain; after a drift times are others."""
-        seen = observe(self._store, device, replan, self._clock.wall_us())
+        seen = self._observe(device, replan)
         at_once = self._policy.at_once(seen)
         if seen.cause == Cause.DRIFT.value or asked_alone(seen, at_once):
             return False
@@ -252,7 +267,7 @@ class Replanner:
     def _ends_without_search(self, device: DeviceId, replan: int) -> bool:
         """Leave a search out that found nothing to try a while ago: its device may need the cores."""
         now_us = self._clock.wall_us()
-        seen = observe(self._store, device, replan, now_us)
+        seen = self._observe(device, replan)
         if self._searched_with.setdefault(device, seen.settings) != seen.settings:  # an operator asks anew
             self._searched_with[device] = seen.settings
             return False

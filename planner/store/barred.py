@@ -8,8 +8,7 @@ from sqlalchemy import and_, bindparam, func, select
 from sqlalchemy.orm import Session
 
 from stageloom.planner.replan.alarm_loads import loads_of
-from stageloom.planner.replan.backoff import judged_rates
-from stageloom.planner.replan.regimes import NEAR, RegimeRate, distance
+from stageloom.planner.replan.regimes import NEAR, RegimeRate, distance, usual_rates
 from stageloom.planner.store.regimes import known_structures
 from stageloom.planner.store.tables import AlarmRow, GenerationRow, ReplanRow
 from stageloom.planner.store.verdict_arrivals import MOVED_ALARM
@@ -67,7 +66,7 @@ def barred_plans(
     newer was desired while it was on its way or on trial. Of a plan that differed from the one that ran in
     launch intervals alone nothing but its digest is barred: its structure was compared with none.
     """
-    now = judged_rates(loads)
+    now = usual_rates(loads)
     asked = {"of": device, "there": environment, "since_us": since_us}
     rows = session.connection().execute(_BARRED, asked).all()
     ran = known_structures(session, {row.control for row in rows if row.control})
@@ -84,4 +83,4 @@ def _structure(row: Any, ran: Mapping[str, Digest]) -> Digest:
 
 
 def _met(alarm: bytes) -> tuple[RegimeRate, ...]:
-    return judged_rates(loads_of(msgspec.msgpack.decode(alarm, type=Alarm)))
+    return usual_rates(loads_of(msgspec.msgpack.decode(alarm, type=Alarm)))

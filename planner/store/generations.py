@@ -27,6 +27,9 @@ ENDS: Final = (
 )
 """States in which a generation stays; a re-plan ends with the state of the generation that it pushed."""
 
+REFUSED: Final = tuple(state.value for state in ENDS if state is not DeviceState.COMMITTED)
+"""Those of a plan that its device did not keep."""
+
 
 def generation_history(
     session: Session, device: DeviceId | None, *, before: int = 0, limit: int = 64

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from stageloom.planner.dispatch.ports import StoredRow
 from stageloom.planner.replan.alarm_loads import loads_of
-from stageloom.planner.replan.regimes import KnownRegime, RegimeRate, rates_of
+from stageloom.planner.replan.regimes import KnownRegime, RegimeRate, usual_rates
 from stageloom.planner.store.tables import AlarmRow, GenerationRow, PlanRow, RegimeRow, ReplanRow
 from stageloom.planner.store.verdict_arrivals import MOVED_ALARM
 from stageloom.shared.engine.trial import UNDECIDED, TrialConfig, Verdict
@@ -67,7 +67,7 @@ def keep_regime(session: Session, replan: ReplanRow, row: StoredRow, ended: Tria
             won_structure=won.structure,
             lost_structure=lost.structure,
             replaced=control.digest if won is candidate else None,
-            loads=msgspec.msgpack.encode(rates_of(alarm.cause, loads_of(alarm))),
+            loads=msgspec.msgpack.encode(usual_rates(loads_of(alarm))),
             at_us=replan.begun_at_us + round(1e3 * (replan.trigger_to_decision_ms or 0.0)),
         )
     )

@@ -6,7 +6,7 @@ from sqlalchemy import and_, bindparam, literal, or_, select, update
 from sqlalchemy.orm import Session, aliased
 
 from stageloom.planner.store.desired import Push, may_plan, newest_desired, push
-from stageloom.planner.store.generations import ENDS
+from stageloom.planner.store.generations import ENDS, REFUSED
 from stageloom.planner.store.plans import keep_plan
 from stageloom.planner.store.regimes import known_structures
 from stageloom.planner.store.replan_settings import replan_settings
@@ -22,8 +22,6 @@ from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import Activation, Desired, DeviceState
 from stageloom.shared.plan import Plan, decode_plan
 from stageloom.shared.policy.trigger import Cause
-
-_REFUSED: Final = tuple(state.value for state in ENDS if state is not DeviceState.COMMITTED)
 
 _PUSHED: Final = update(ReplanRow).where(ReplanRow.replan == bindparam("pushed_by"))
 
@@ -46,9 +44,7 @@ _ANOTHERS: Final = (
     .where(
         GenerationRow.device == bindparam("whose"),
         GenerationRow.decided_by != "replan",
-        GenerationRow.state.in_(
-            [state.value for state in (DeviceState.STAGED, DeviceState.TRIAL, DeviceState.PROBATION)]
-        ),
+        GenerationRow.state.in_([state.value for state in DeviceState if state not in ENDS]),
         # A re-plan's trial goes on under a generation that asks for a measurement or brings a policy.
         ~select(ReplanRow.replan)
         .where(
@@ -92,7 +88,7 @@ _STANDING: Final = (
         _NAMED.decided_by != "replan",
         _NAMED.decided_at_us > ReplanRow.begun_at_us,
         _NAMED.digest.is_distinct_from(ReplanRow.control),
-        _NEWEST.state.not_in([state.value for state in ENDS if state is not DeviceState.COMMITTED]),
+        _NEWEST.state.not_in(REFUSED),
         or_(ReplanRow.cause != Cause.REGIME.value, _NEWEST.state != DeviceState.COMMITTED.value),
     )
 )
@@ -133,7 +129,7 @@ def is_trying(session: Session, device: DeviceId, replan: int, structure: Digest
 
 
 def tries_anothers(session: Session, device: DeviceId) -> bool:
-    """Whether the device tries or guards what somebody else than a re-plan pushed."""
+    """Whether the device fetches, tries or guards what somebody else than a re-plan pushed."""
     found = session.connection().execute(_ANOTHERS, {"whose": device}).first()
     return found is not None
 
@@ -244,7 +240,7 @@ def _brings_others(session: Session, device: DeviceId, above: tuple[int, int], p
         )
         .where(DesiredRow.device == device)
     ).first()
-    if found is None or found.state in _REFUSED:
+    if found is None or found.state in REFUSED:
         return False
     wanted = {one.name: one.artifact for one in decode_plan(found.wire).models}
     return wanted != {one.name: one.artifact for one in plan.models}

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import and_, delete, func, select, tuple_, update
-from sqlalchemy.orm import Session
+from sqlalchemy import and_, delete, exists, func, select, tuple_, update
+from sqlalchemy.orm import Session, aliased
 
 from stageloom.planner.labels import label_text, parse_selection
 from stageloom.planner.rollout.machine import (
@@ -29,15 +29,18 @@ from stageloom.planner.schema.rollout import (
 )
 from stageloom.planner.store.database import now_us
 from stageloom.planner.store.desired import Push, push_all
-from stageloom.planner.store.generations import ENDS
+from stageloom.planner.store.generations import ENDS, REFUSED
 from stageloom.planner.store.labels import selected_devices
 from stageloom.planner.store.models import named_models
+from stageloom.planner.store.replans import IS_PENDING
 from stageloom.planner.store.rollout_needs import REVERSIBLE
 from stageloom.planner.store.rows import add_event, message_of, run_on_rows
 from stageloom.planner.store.tables import (
     DesiredRow,
     GenerationRow,
     PlanRow,
+    ReplanRow,
+    ReportedRow,
     RolloutDeviceRow,
     RolloutRow,
 )
@@ -52,6 +55,7 @@ MOST_LIVE: Final = 64
 """Rollouts that run or are paused at the same time."""
 
 _ENDED: Final = {state.value for state in ENDS}
+_KEPT: Final = aliased(GenerationRow)
 _LIVE: Final = [state.value for state in LIVE]
 _ROWS: Final = 256  # devices a statement
 _GIVEN_ANOTHER: Final = "it was given another plan meanwhile"
@@ -73,7 +77,7 @@ FROM given WHERE rollout = named AND device = whose
 
 
 class DueDevice(NamedTuple):
-    """A device that is to be asked: the plan that is desired of it, by that (epoch, generation)."""
+    """A device that is to be asked: the plan that gets the version, above which (epoch, generation)."""
 
     device: DeviceId
     plan: str
@@ -103,10 +107,14 @@ class _Change(NamedTuple):
 
 @dataclass(slots=True)
 class _Members:
-    """The devices of a rollout as rows, and what is desired of those that matter now."""
+    """The devices of a rollout as rows, and what is desired of those that matter now.
+
+    `base`: the plan that gets the version, which is the desired one unless the device does not keep that.
+    """
 
     rows: dict[DeviceId, Any]
     desired: dict[DeviceId, tuple[tuple[int, int], str | None]]
+    base: dict[DeviceId, str | None]
     holds: dict[str, bool] = field(default_factory=dict)  # by plan: whether it has the rollout's artifact
 
 
@@ -411,11 +419,11 @@ def _turn(session: Session, name: str, away_s: Mapping[DeviceId, float], *, writ
             _enter(session, row, step.state, step.reason)
         row.wave, row.changed_at_us = step.wave, now_us(session)
         session.flush()
-    _learn(session, row, members, [members.desired[device][1] for device in step.ask])
+    _learn(session, row, members, [members.base[device] for device in step.ask])
     asks = tuple(
-        DueDevice(device, plan, above)
+        DueDevice(device, plan, members.desired[device][0])
         for device in step.ask
-        for above, plan in [members.desired[device]]
+        for plan in [members.base[device]]
         if plan is not None and plan in members.holds  # the others are left out at the next turn
     )
     return RolloutTurn(row.model, Digest(row.artifact), asks, given, due)
@@ -444,7 +452,52 @@ def _members(session: Session, row: RolloutRow) -> _Members:
         device: ((one.desired_epoch or 0, one.desired_generation or 0), one.desired_plan)
         for device, one in rows.items()
     }
-    return _Members(rows, desired)
+    base = {device: plan for device, (_, plan) in desired.items()}
+    return _Members(rows, desired, base | _plans_that_run(session, row))
+
+
+def _plans_that_run(session: Session, row: RolloutRow) -> dict[DeviceId, str]:
+    """Of devices that are to be asked soon, what they run instead of a desired plan that they did not keep.
+
+    Such a plan was refused, or a re-plan has it tried and it may be yet: with another version of a model it
+    would run without a trial. What runs is what the device says, else what it kept last.
+    """
+    said = select(func.min(PlanRow.name)).where(PlanRow.digest == ReportedRow.active).scalar_subquery()
+    kept = (
+        select(_KEPT.plan)
+        .where(
+            _KEPT.device == RolloutDeviceRow.device,
+            _KEPT.plan.is_not(None),
+            _KEPT.state == DeviceState.COMMITTED.value,
+        )
+        .order_by(_KEPT.position.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+    newest = (
+        (GenerationRow.device == DesiredRow.device)
+        & (GenerationRow.epoch == DesiredRow.epoch)
+        & (GenerationRow.generation == DesiredRow.generation)
+    )
+    is_tried = exists().where(
+        ReplanRow.device == DesiredRow.device,
+        ReplanRow.epoch == DesiredRow.epoch,
+        ReplanRow.generation == DesiredRow.generation,
+        IS_PENDING,
+    )
+    rows = session.execute(
+        select(RolloutDeviceRow.device, func.coalesce(said, kept))
+        .join(DesiredRow, DesiredRow.device == RolloutDeviceRow.device)
+        .join(GenerationRow, newest)
+        .outerjoin(ReportedRow, ReportedRow.device == RolloutDeviceRow.device)
+        .where(
+            RolloutDeviceRow.rollout == row.name,
+            RolloutDeviceRow.state == AskState.WAITING.value,
+            RolloutDeviceRow.wave <= row.wave + 1,
+            GenerationRow.state.in_(REFUSED) | is_tried,
+        )
+    )
+    return {DeviceId(device): plan for device, plan in rows if plan is not None}
 
 
 def _rollout(row: RolloutRow, members: _Members, states: Mapping[DeviceId, AskState]) -> Rollout:
@@ -483,7 +536,8 @@ def _verdicts(session: Session, row: RolloutRow, members: _Members) -> list[_Cha
     asked = {device: one for device, one in members.rows.items() if one.state == AskState.ASKED.value}
     waiting = [device for device, one in members.rows.items() if one.state == AskState.WAITING.value]
     in_wave = [device for device in waiting if members.rows[device].wave == row.wave]
-    _learn(session, row, members, [members.desired[device][1] for device in (*asked, *in_wave)])
+    plans = [*(members.desired[device][1] for device in asked), *(members.base[device] for device in in_wave)]
+    _learn(session, row, members, plans)
     reached = _reached(session, row.name)
     changes: list[_Change] = []
     for device, one in asked.items():
@@ -499,7 +553,7 @@ def _verdicts(session: Session, row: RolloutRow, members: _Members) -> list[_Cha
             else:
                 changes.append(_Change(device, AskState.SKIPPED, _GIVEN_ANOTHER))
     for device in in_wave:
-        plan = members.desired[device][1]
+        plan = members.base[device]
         if plan is None or plan not in members.holds:
             changes.append(_Change(device, AskState.SKIPPED, f"it should not run {row.model} any more"))
     return changes
@@ -607,7 +661,7 @@ def ask_devices(
         for ask, plan in asks
         if (one := members.rows.get(ask.device)) is not None
         and (one.state, one.wave) == (AskState.WAITING.value, row.wave)
-        and members.desired[ask.device] == (ask.above, ask.plan)
+        and (members.desired[ask.device][0], members.base[ask.device]) == (ask.above, ask.plan)
     ]
     pushes = [
         Push(device=ask.device, plan=plan, decided_by=DECIDED_BY) for ask, plan in wanted if plan != ask.plan

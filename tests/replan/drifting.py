@@ -238,12 +238,19 @@ class DriftingDevice:
 
     def committed(self, desired: tuple[int, int], plan: Plan) -> None:
         """It tried a plan, which won, and runs it."""
+        self._tried(desired, plan, "commit", DeviceState.COMMITTED)
+        self.runs(plan)
+
+    def refused(self, desired: tuple[int, int], plan: Plan) -> None:
+        """It tried a plan, which gained nothing."""
+        self._tried(desired, plan, "no_gain", DeviceState.NO_GAIN)
+
+    def _tried(self, desired: tuple[int, int], plan: Plan, verdict: str, state: DeviceState) -> None:
         ended = TrialEnded(
-            *desired, Origin.PLANNER, "trial", "commit", plan.digest, self.plan.digest, 1.1, 1.05, 1.2, 9,
+            *desired, Origin.PLANNER, "trial", verdict, plan.digest, self.plan.digest, 1.1, 1.05, 1.2, 9,
             self._at_us(), self._at_us(),
         )  # fmt: skip
-        self.sends(ended, StateChange(*desired, DeviceState.COMMITTED, plan.digest, Origin.PLANNER))
-        self.runs(plan)
+        self.sends(ended, StateChange(*desired, state, plan.digest, Origin.PLANNER))
 
     def _at_us(self) -> int:
         return self._began_us + round(self.now_s * 1e6)

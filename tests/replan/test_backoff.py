@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from stageloom.planner.costs.measured import STALE_S
-from stageloom.planner.replan.backoff import FruitlessSearch, judged_rates, not_again_yet, wait_s
+from stageloom.planner.replan.backoff import (
+    FruitlessSearch,
+    is_tried_again,
+    judged_rates,
+    not_again_yet,
+    wait_s,
+)
 from stageloom.planner.replan.decide import NOTHING_BETTER, NOTHING_TO_TRY
 from stageloom.planner.replan.policy import Observation
 from stageloom.planner.schema.replan import ReplanInfo
@@ -18,6 +24,7 @@ from stageloom.planner.store.replan_pushes import push_replan
 from stageloom.planner.store.replan_settings import change_replan_settings
 from stageloom.shared.clock import ManualClock, SystemClock
 from stageloom.shared.messages.control import Alarm, ModelLoad
+from stageloom.shared.plan import Plan
 from tests.replan.drifting import BOOT, InlinePool, planned
 from tests.replan.test_recalibration import World
 from tests.replan.test_regimes import DAY, NIGHT, A, B, seen
@@ -91,7 +98,9 @@ class Alarms:
         self.world = World(folder, clock=self.clock, pool=self.pool)
         self.number = 0
 
-    def next(self, per_s: float = 20.0, cause: str = "variance", queued: int = 0) -> Alarm:
+    def next(
+        self, per_s: float = 20.0, cause: str = "variance", queued: int = 0, runs: Plan | None = None
+    ) -> Alarm:
         """An alarm a second later."""
         self.clock.advance(1.0)
         self.number += 1
@@ -102,20 +111,32 @@ class Alarms:
             cause=cause,
             value=0.5,
             threshold=0.0625,
-            plan=self.world.first.digest,
+            plan=(runs or self.world.first).digest,
             loads=(ModelLoad("branches", per_s, 1500.0, queued, 0),),
             samples=(),
         )
 
+    def won(self, plan: Plan) -> None:
+        """A re-plan had a plan tried against the one that runs, whose place it took."""
+        store, device = self.world.store, self.world.device
+        replan = LinkStore(store).record_alarm(NANO, self.next(runs=device.plan))
+        assert replan is not None
+        above = store.read(newest_desired, NANO)
+        pushed = store.write(
+            push_replan, NANO, replan, plan, scheduler="search", above=above, how="search", predicted=None
+        )
+        assert pushed is not None
+        device.committed((pushed.epoch, pushed.generation), plan)
+
     def answered(
-        self, per_s: float = 20.0, cause: str = "variance", queued: int = 0
+        self, per_s: float = 20.0, cause: str = "variance", queued: int = 0, runs: Plan | None = None
     ) -> tuple[ReplanInfo, bool]:
         """What the re-plan of the next alarm found, and whether something was searched for it.
 
         With a queue it has other launch intervals to propose.
         """
         before = self.pool.begun
-        alarm = self.next(per_s, cause, queued)
+        alarm = self.next(per_s, cause, queued, runs)
         replan = self.world.answered(alarm)
         assert (replan.outcome == "no_gain") == (queued == 0)
         return replan, self.pool.begun > before
@@ -206,3 +227,26 @@ def test_a_search_that_had_its_device_measure_first_is_in_vain_as_any_other(alar
     assert len(device.asked) == 1
     assert not alarms.answered()[1]
     assert len(device.asked) == 1
+
+
+def test_a_proven_plan_that_lost_to_the_one_that_runs_does_not_change_places_with_it(alarms: Alarms) -> None:
+    """By its costs it is the better one, and its device would not try it again."""
+    first, wide = alarms.world.first, planned(alarms.world.device, "greedy")
+    alarms.world.device.runs(wide)
+    alarms.won(first)
+    alarms.won(wide)
+    replan, _ = alarms.answered(runs=wide)
+    assert replan.outcome == "no_gain" and "did not gain here lately" in replan.reason
+
+
+def test_each_loss_to_the_plan_that_runs_doubles_the_time_until_a_plan_is_tried_again(alarms: Alarms) -> None:
+    world, wide = alarms.world, planned(alarms.world.device, "greedy")
+    world.device.runs(wide)
+    for wait_h in (1, 2, 4):
+        tried = world.answered(alarms.next(runs=wide))
+        assert tried.digest == world.first.digest
+        world.device.refused((tried.epoch, tried.generation), world.first)
+        alarms.clock.advance(3600.0 * wait_h - 120.0)
+        assert "did not gain here lately" in world.answered(alarms.next(runs=wide)).reason
+        alarms.clock.advance(240.0)
+    assert is_tried_again([0, 0, 0, 0, 0, 0, 0, 0], round(86_400e6)), "a day at most"

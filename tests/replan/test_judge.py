@@ -401,6 +401,10 @@ def test_what_ran_until_other_arrivals_came_runs_at_once_where_a_gain_is_likely_
         "returning: it ran here until other arrivals came, and 2 lanes of 1 thread: "
     )
     assert back.evaluations[0].chance is not None and back.evaluations[0].chance >= LIKELY
+    tried = by_return(by_day, Proposal(day_plan(), How.RETURNING), won_here=True)
+    assert tried is not None and tried.proposal is not None and not tried.at_once
+    proven = replace(by_day, proven=(day_plan(),))
+    assert by_return(proven, Proposal(day_plan(), How.RETURNING), won_here=True) is None, "none would try it"
     worse = by_return(seen(day_plan(), loads(0.9)), Proposal(night_plan(), How.RETURNING))
     assert worse is not None and worse.proposal is not None and not worse.at_once
 

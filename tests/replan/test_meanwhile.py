@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from stageloom.planner.schema.replan import ReplanInfo
 from stageloom.planner.store.desired import Push, desired, push
 from stageloom.planner.store.generations import set_states
 from stageloom.planner.store.link import LinkStore
@@ -62,6 +63,23 @@ class Pushed:
         told = (NANO, wanted.epoch, wanted.generation, state, "", self.clock.wall_us())
         self.world.store.write(set_states, [told])
 
+    def answered_late(self) -> ReplanInfo:
+        """What becomes of an alarm for other arrivals within some quarters of an hour."""
+        store = self.world.store
+        number = LinkStore(store).record_alarm(NANO, alarm_of(self.runs, "regime"))
+        assert number is not None
+        self.world.due.put((NANO, number))
+
+        def answered() -> bool:
+            self.clock.advance(901.0)
+            (replan,) = store.read(replan_infos)
+            return replan.outcome != "pending" or replan.generation > 0
+
+        assert until(answered)
+        self.world.close()
+        (replan,) = store.read(replan_infos)
+        return replan
+
     @property
     def is_desired(self) -> bool:
         """Whether the operator's plan is what the device should run."""
@@ -110,21 +128,21 @@ def test_arrivals_that_moved_are_answered_once_the_device_has_tried_what_an_oper
             rig.says(state)
 
     rig.pool.meanwhile.append(meanwhile)
-    number = LinkStore(rig.world.store).record_alarm(NANO, alarm_of(rig.runs, "regime"))
-    assert number is not None
-    rig.world.due.put((NANO, number))
-
-    def answered() -> bool:
-        rig.clock.advance(901.0)
-        (replan,) = rig.world.store.read(replan_infos)
-        return replan.outcome != "pending" or replan.generation > 0
-
-    assert until(answered)
-    rig.world.close()
-    (replan,) = rig.world.store.read(replan_infos)
+    replan = rig.answered_late()
     assert rig.is_desired == (state is None)
     if state is None:
         assert replan.reason == "the device tries a plan that was pushed by others"
+
+
+@pytest.mark.parametrize("state", [DeviceState.RECEIVED, DeviceState.WAITING, DeviceState.VERIFIED])
+def test_arrivals_that_moved_leave_alone_what_the_device_still_fetches_for_an_operator(
+    tmp_path: Path, state: DeviceState
+) -> None:
+    rig = Pushed(tmp_path)
+    rig.others_pushed()
+    rig.says(state)
+    assert rig.answered_late().reason == "the device tries a plan that was pushed by others"
+    assert rig.is_desired
 
 
 @pytest.mark.parametrize("other", ["intervals", "lanes"])

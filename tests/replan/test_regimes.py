@@ -14,7 +14,9 @@ from stageloom.planner.replan.regimes import (
     RegimeRate,
     distance,
     expected_plan,
+    has_won,
     known_winner,
+    losses,
     rates_of,
     returning_plan,
     winner,
@@ -123,6 +125,18 @@ def test_what_lost_under_these_arrivals_too_does_not_return() -> None:
     library = [commit(B, A, NIGHT), entry(B, A, DAY)]
     assert returning_plan(seen(B, "variance", times(DAY, 1.2)), library) is None
     assert returning_plan(seen(B, "variance", times(DAY, 3.0)), library) is not None
+
+
+def test_what_lost_to_the_plan_that_runs_under_such_arrivals_is_known_unless_it_has_won_since() -> None:
+    library = [entry(B, C, DAY, 4), entry(A, B, DAY, 3), entry(B, A, DAY, 2), entry(B, A, NIGHT, 1)]
+    assert losses(seen(B, "variance", DAY), library) == {C.structure: library[:1]}
+    assert losses(seen(A, "variance", DAY), library) == {B.structure: library[1:2]}
+    assert losses(seen(B, "variance", NIGHT), library) == {C.structure: library[:1]}, (
+        "these seconds are a lull"
+    )
+    assert losses(seen(B, "regime", NIGHT, NIGHT), library) == {A.structure: library[3:]}
+    assert losses(seen(B, "drift", DAY), library) == {}, "costs are not what they were"
+    assert has_won(seen(B, "variance", DAY), library) and not has_won(seen(C, "variance", DAY), library)
 
 
 @pytest.mark.parametrize("cause", ["drift", "power_mode"])

@@ -56,8 +56,15 @@ class Fleet(FleetLink):
         """The version of `relu` that a device should run."""
         return decode_plan(self.wanted(device).plan).models[0].artifact
 
-    def report(self, devices: Iterable[DeviceId], state: DeviceState, reason: str = "") -> None:
-        """Devices say how far they are with what is desired of them."""
+    def report(
+        self,
+        devices: Iterable[DeviceId],
+        state: DeviceState,
+        reason: str = "",
+        *,
+        active: Digest | None = None,
+    ) -> None:
+        """Devices say how far they are with what is desired of them, and what runs."""
         self._revision += 1
         records = [
             ReportRecord(
@@ -67,6 +74,7 @@ class Fleet(FleetLink):
                     revision=self._revision,
                     epoch=self.wanted(device).epoch,
                     generation=self.wanted(device).generation,
+                    active=active,
                     state=state,
                     reason=reason,
                 ),

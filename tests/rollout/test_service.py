@@ -400,6 +400,33 @@ def test_a_replan_of_the_old_version_does_not_overwrite_what_a_rollout_asked(rig
     assert rig.store.write(push_replan, device, replan, old, above=above, **fields) is not None
 
 
+@pytest.mark.parametrize("says_what_runs", [False, True])
+@pytest.mark.parametrize("state", [DeviceState.NO_GAIN, DeviceState.REJECTED, DeviceState.TRIAL])
+def test_a_plan_that_a_re_plan_had_tried_and_its_device_did_not_keep_gets_no_version_and_does_not_return(
+    rig: Rig, state: DeviceState, says_what_runs: bool
+) -> None:
+    """With other weights it would run without a trial."""
+    device, first = rig.fleet.names[0], decode_plan(rig.store.read(plan_info, "first").wire)
+    own, tried = (replace(first, max_skips=first.max_skips + more) for more in (1, 2))
+    rig.store.write(add_plan, "own", own, "sequential")
+    alarm = Alarm(
+        boot=1, number=1, at_us=1, cause="age", value=1.0, threshold=0.5, plan=None, loads=(), samples=()
+    )
+    replan, desired = rig.store.write(record_alarm, device, alarm), rig.fleet.wanted(device)
+    assert replan is not None
+    fields: dict[str, Any] = {"scheduler": "greedy", "how": "search", "predicted": None}
+    above = (desired.epoch, desired.generation)
+    assert rig.store.write(push_replan, device, replan, tried, above=above, **fields) is not None
+    rig.fleet.report([device], state, active=own.digest if says_what_runs else None)
+    rig.begin(waves="1,100%")
+    rig.turns()
+    runs = own if says_what_runs else first
+    models = tuple(replace(one, artifact=rig.new) for one in runs.models)
+    assert decode_plan(rig.fleet.wanted(device).plan) == replace(runs, models=models)
+    rig.store.write(abort_rollout, "r", rollback=False)
+    assert decode_plan(rig.fleet.wanted(device).plan) == runs
+
+
 def test_a_device_that_was_asked_does_not_go_back_by_a_plan_of_its_own(rig: Rig) -> None:
     device = rig.fleet.names[0]
     rig.begin(waves="1,100%")

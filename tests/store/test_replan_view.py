@@ -17,7 +17,7 @@ from stageloom.planner.schema.replan import Proposer, RegimeLoad
 from stageloom.planner.store.database import now_us
 from stageloom.planner.store.desired import Push, newest_desired, push
 from stageloom.planner.store.expected import MOST, expected_regimes, keep_expected
-from stageloom.planner.store.generations import set_states
+from stageloom.planner.store.generations import ENDS, set_states
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan, plan_info, plan_wires
 from stageloom.planner.store.profiles import request_profile
@@ -34,7 +34,7 @@ from stageloom.shared.clock import ManualClock
 from stageloom.shared.engine.trial import UNDECIDED
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId, Digest
-from stageloom.shared.messages.control import Alarm, DeviceState, ModelLoad, Origin, Report
+from stageloom.shared.messages.control import Alarm, DeviceState, ModelLoad, Origin, Report, UsualLoad
 from stageloom.shared.messages.telemetry import (
     CoreRange,
     ExecutorFact,
@@ -51,7 +51,7 @@ CLASS = "cpu-2-core"
 YEAR_S = 365 * 86_400
 
 
-def alarm(number: int, plan: Plan | None, arrivals_per_s: float = 10.0) -> Alarm:
+def alarm(number: int, plan: Plan | None, arrivals_per_s: float = 10.0, usual_per_s: float = 0.0) -> Alarm:
     load = ModelLoad("relu", arrivals_per_s, 1000.0, 3, 20_000)
     return Alarm(
         boot=7,
@@ -63,6 +63,7 @@ def alarm(number: int, plan: Plan | None, arrivals_per_s: float = 10.0) -> Alarm
         plan=plan.digest if plan is not None else None,
         loads=(load,),
         samples=(),
+        usual=(UsualLoad(usual_per_s, 0),),
     )
 
 
@@ -84,9 +85,9 @@ class Rig:
         store.write(add_plan, "runs", self.runs, "sequential")
         store.write(push, Push(device=NANO, plan="runs", decided_by="operator"))
 
-    def replanned(self, plan: Plan, verdict: str, *, how: str = "trial") -> int:
+    def replanned(self, plan: Plan, verdict: str, *, how: str = "trial", usual_per_s: float = 0.0) -> int:
         """An alarm under the plan that runs led to a trial of another one, or to no verdict."""
-        number = self.replan(self.runs)
+        number = self.replan(self.runs, usual_per_s=usual_per_s)
         above = self.store.read(newest_desired, NANO)
         self.store.write(
             push_replan, NANO, number, plan, scheduler="ios", above=above, how="search", predicted=None
@@ -142,10 +143,12 @@ class Rig:
         self.rows += 1
         LinkStore(self.store).append_telemetry([TelemetryWrite(device, (row(self.rows, data),), ())])
 
-    def replan(self, plan: Plan | None, arrivals_per_s: float = 10.0) -> int:
+    def replan(self, plan: Plan | None, arrivals_per_s: float = 10.0, usual_per_s: float = 0.0) -> int:
         """An alarm under a plan begins a re-plan; what was pending has ended."""
         self.numbers += 1
-        number = LinkStore(self.store).record_alarm(NANO, alarm(self.numbers, plan, arrivals_per_s))
+        number = LinkStore(self.store).record_alarm(
+            NANO, alarm(self.numbers, plan, arrivals_per_s, usual_per_s)
+        )
         assert number is not None
         return number
 
@@ -308,6 +311,19 @@ def test_a_verdict_is_about_the_arrivals_that_came_when_it_was_said(
         asking = rig.replan(rig.runs, per_s)
         barred = observe(rig.store, NANO, asking, rig.store.read(now_us)).barred
         assert bool(barred) == (per_s == met_per_s)
+        rig.store.write(_ended, asking, "")
+
+
+def test_a_verdict_is_about_usual_arrivals_and_not_about_the_burst_that_raised_the_alarm(rig: Rig) -> None:
+    """At 10/s in the last seconds each time, ten times the usual and the usual."""
+    other = replace(rig.runs, lanes=2)
+    rig.store.write(_ended, rig.replanned(other, "no_gain", usual_per_s=1.0), "no_gain", 8)
+    (entry,) = rig.store.read(known_regimes, NANO, CLASS)
+    assert [rate.arrivals_per_s for rate in entry.rates] == [1.0]
+    for usual_per_s in (1.0, 10.0):
+        asking = rig.replan(rig.runs, usual_per_s=usual_per_s)
+        barred = observe(rig.store, NANO, asking, rig.store.read(now_us)).barred
+        assert bool(barred) == (usual_per_s == 1.0)
         rig.store.write(_ended, asking, "")
 
 
@@ -497,8 +513,7 @@ def test_a_plan_that_an_operator_pushed_is_being_tried_until_its_device_says_wha
     rig.store.write(push, Push(device=NANO, plan="runs", decided_by=decided_by))
     generation = rig.store.read(newest_desired, NANO)
     rig.store.write(set_states, [(NANO, *generation, state, "", T0_US)])
-    tried = state in (DeviceState.STAGED, DeviceState.TRIAL, DeviceState.PROBATION)
-    assert rig.store.read(tries_anothers, NANO) == (tried and decided_by == "operator")
+    assert rig.store.read(tries_anothers, NANO) == (state not in ENDS and decided_by == "operator")
 
 
 @pytest.mark.parametrize("decided_by", ["replan", "operator"])
