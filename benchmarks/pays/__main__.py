@@ -36,10 +36,10 @@ from benchmarks.real_models.fetching import CACHE, NoRegistryError
 from benchmarks.runner import Report, progress, run
 from benchmarks.slo.mixes import MIXES, load_mix
 from stageloom.edge_agent.bench.contest import ContestLoad
-from stageloom.edge_agent.bench.contestant_process import ended_politely
 from stageloom.edge_agent.bench.load import deadlines_s
 from stageloom.edge_agent.bench.model_files import ModelUnderTest
 from stageloom.edge_agent.bench.stageloom_contestant import own_plan
+from stageloom.edge_agent.bench.termination import ended_politely
 from stageloom.shared.plan import decode_plan
 
 FULL = Effort(phase_s=120.0)

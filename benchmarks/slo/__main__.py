@@ -35,7 +35,7 @@ from benchmarks.real_models.fetching import CACHE, NoRegistryError
 from benchmarks.runner import Report, progress, run
 from benchmarks.slo.mixes import MIXES, load_mix
 from benchmarks.slo.one_mix import QUICK, MixEffort, MixMeasurement
-from stageloom.edge_agent.bench.contestant_process import ended_politely
+from stageloom.edge_agent.bench.termination import ended_politely
 
 NO_REGISTRY = 3
 _OPTIONS: dict[str, dict[str, Any]] = {

@@ -28,11 +28,11 @@ from examples.demo.page import render
 from examples.demo.report import AFTER, BEFORE, BUSILY, FITTING, NAIVELY, STAYING, Run, Served, assemble
 from stageloom import Client
 from stageloom.edge_agent.bench.contest import Contest, ContestLoad
-from stageloom.edge_agent.bench.contestant_process import ended_politely
 from stageloom.edge_agent.bench.load import deadlines_s
 from stageloom.edge_agent.bench.model_files import ModelUnderTest, prepare
 from stageloom.edge_agent.bench.rival_settings import NAIVE
 from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting
+from stageloom.edge_agent.bench.termination import ended_politely
 from stageloom.planner.schema.replan import ReplanInfo, TrialInfo
 
 MODELS: Final = ("inception_v3", "resnet50", "squeezenet")

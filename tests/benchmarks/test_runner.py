@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import signal
+from collections.abc import Callable
 
 import pytest
 
@@ -14,10 +16,20 @@ def fails_late(report: Report, options: argparse.Namespace) -> None:
     raise SystemExit(7)
 
 
-def test_what_was_measured_before_a_benchmark_fails_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def ended_late(report: Report, options: argparse.Namespace) -> None:
+    """Measure one thing, and be told to end, as `timeout` does, at the next one."""
+    report.add({"first_s": 1.5}, [{"part": "first"}])
+    assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL, "it would end this process at once"
+    signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("measure", "code"), [(fails_late, 7), (ended_late, 128 + signal.SIGTERM)])
+def test_what_was_measured_before_a_benchmark_fails_is_printed(
+    measure: Callable[[Report, argparse.Namespace], None], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
-        run(fails_late, argv=["--json"])
-    assert ended.value.code == 7
+        run(measure, argv=["--json"])
+    assert ended.value.code == code
     found = json.loads(capsys.readouterr().out)
     assert found["figures"] == {"first_s": 1.5} and found["rows"] == [{"part": "first"}]
     assert found["machine"]["ended_by"] == "SystemExit"
