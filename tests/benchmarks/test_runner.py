@@ -4,9 +4,11 @@ import argparse
 import json
 import signal
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from benchmarks import demos
 from benchmarks.runner import Report, rank_correlation, run
 
 
@@ -33,6 +35,20 @@ def test_what_was_measured_before_a_benchmark_fails_is_printed(
     found = json.loads(capsys.readouterr().out)
     assert found["figures"] == {"first_s": 1.5} and found["rows"] == [{"part": "first"}]
     assert found["machine"]["ended_by"] == "SystemExit"
+
+
+def test_runs_of_the_demo_before_the_last_one_failed_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def once(seed: int, *options: str) -> dict[str, Any]:
+        if seed == 3:
+            raise KeyboardInterrupt
+        return {"seed": seed, "exit": seed - 1, "replans": [{"outcome": "committed"}] * (2 - seed)}
+
+    monkeypatch.setattr(demos, "demo", once)
+    report = Report("demos")
+    with pytest.raises(KeyboardInterrupt):
+        demos.measure(report, argparse.Namespace(runs=10, quick=False))
+    assert [row["seed"] for row in report.rows] == [1, 2]
+    assert report.figures == {"runs": 2, "committed": 1, "failed": 1}
 
 
 def test_rank_correlation_sees_order_alone_and_shares_the_ranks_of_equals() -> None:
