@@ -60,11 +60,11 @@ def measure_gain(
     """Figures and rows. `plans`: bytes by name; a regime one of whose plans is missing is left out.
 
     Raises:
-        ContestantError: a contestant died.
+        ContestantError: the agent of one of `plans` died.
     """
     found: dict[str, float] = {}
     rows: list[dict[str, Any]] = []
-    with Contest(models, load, progress) as contest:
+    with Contest(models, load, progress, needed=tuple(plans)) as contest:
         contest.enter([*(AgentSetting(name, wire) for name, wire in plans.items()), NAIVE])
         rows += [
             {"part": "absent", "mix": mix, "contestant": n, "reason": r} for n, r in contest.absent.items()

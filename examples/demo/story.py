@@ -175,8 +175,8 @@ class _Story:
         load = ContestLoad(
             weights=WEIGHTS, deadlines_s=self.deadlines_s, window_s=WINDOW_S, seed=100 * self.options.seed
         )
-        with Contest(device.models, load, self.say) as contest:
-            plans = {BEFORE: NIGHT, FITTING: FITTING_PLAN}
+        plans = {BEFORE: NIGHT, FITTING: FITTING_PLAN}
+        with Contest(device.models, load, self.say, needed=(NAIVE.name, *plans)) as contest:
             settings = [AgentSetting(who, device.plan(name).wire) for who, name in plans.items()]
             contest.enter([NAIVE, *settings])
             self.capacity_per_s = contest.saturated([FITTING], WEIGHTS, SATURATED_S, 1)[FITTING][0]
