@@ -29,7 +29,6 @@ from benchmarks.pays.device import PaysDevice
 from benchmarks.pays.load import Application
 from benchmarks.runner import Report, progress, run
 from stageloom import Client
-from stageloom.edge_agent.bench.contestant_process import ended_politely
 from stageloom.edge_agent.bench.model_files import ModelUnderTest, prepare
 from stageloom.planner.store.telemetry import telemetry_rows
 from stageloom.shared.errors import StageloomError
@@ -137,7 +136,7 @@ def observed(device: PaysDevice, plan: str, rate_per_s: float, seconds: float) -
 def measure(report: Report, options: argparse.Namespace) -> None:
     """All plans under all loads."""
     seconds = options.seconds or (6.0 if options.quick else 25.0)
-    with tempfile.TemporaryDirectory(prefix="stageloom-backlog-") as folder, ended_politely():
+    with tempfile.TemporaryDirectory(prefix="stageloom-backlog-") as folder:
         models = [_model(name, Path(folder)) for name in MODELS]
         with PaysDevice(Path(folder, "device"), models, PROFILE_S) as device:
             progress("a planner, an agent, profiles")

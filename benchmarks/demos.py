@@ -39,13 +39,15 @@ def demo(seed: int, *options: str) -> dict[str, Any]:
 def measure(report: Report, options: argparse.Namespace) -> None:
     """One run after the other."""
     runs = options.runs or (QUICK_RUNS if options.quick else RUNS)
-    rows = []
-    for seed in range(1, runs + 1):
-        progress(f"run {seed} of {runs}")
-        rows.append(demo(seed, *(["--quick"] if options.quick else [])))
-    committed = [any(one["outcome"] == "committed" for one in row.get("replans", ())) for row in rows]
-    failed = sum(bool(row["exit"]) for row in rows)
-    report.add({"runs": runs, "committed": sum(committed), "failed": failed}, rows)
+    try:
+        for seed in range(1, runs + 1):
+            progress(f"run {seed} of {runs}")
+            report.add({}, [demo(seed, *(["--quick"] if options.quick else []))])
+    finally:
+        rows = report.rows
+        committed = [any(one["outcome"] == "committed" for one in row.get("replans", ())) for row in rows]
+        failed = sum(bool(row["exit"]) for row in rows)
+        report.add({"runs": len(rows), "committed": sum(committed), "failed": failed})
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import pairwise
@@ -170,13 +170,11 @@ class Bench(System):
         return None
 
 
-def rounds(bench: Bench, count: int) -> tuple[list[dict[str, Any]], int]:
-    """Per round the times of one re-plan, and the tasks lost in all of them."""
-    rows: list[dict[str, Any]] = []
-    lost = 0
+def rounds(bench: Bench, count: int) -> Iterator[dict[str, Any]]:
+    """Per round the times of one re-plan, and the tasks lost since the one before."""
     with Client(bench.socket) as client:
         inputs = {name: _inputs(client, name) for name in MODELS}
-        stream = Stream(client, inputs["light"])
+        stream, lost = Stream(client, inputs["light"]), 0
         for number in range(count):
             bench.planner("device", "replan", bench.device, "--off")
             bench.run_plan("A")
@@ -187,23 +185,20 @@ def rounds(bench: Bench, count: int) -> tuple[list[dict[str, Any]], int]:
             backlog = Backlog(client, inputs["heavy"])
             found = bench.until("a better plan to be active", partial(bench.active, after))
             backlog.end()
-            lost += backlog.lost
             active_ms = found.trigger_to_active_ms
             swap_us = found.at_us + round(1e3 * active_ms)
-            rows.append(
-                {
-                    "round": number,
-                    "plan": found.plan,
-                    "how": found.how,
-                    "trigger_to_active_ms": active_ms,
-                    "stall_ms": gap_ms(stream.ended_us, swap_us, time.time_ns() // 1000),
-                }
-            )
+            row = {
+                "round": number,
+                "plan": found.plan,
+                "how": found.how,
+                "trigger_to_active_ms": active_ms,
+                "stall_ms": gap_ms(stream.ended_us, swap_us, time.time_ns() // 1000),
+            }
             progress(f"round {number}: {active_ms:.0f} ms, {found.how}")
             bench.committed(found.generation, ("committed", "rolled_back"))
+            before, lost = lost, stream.lost
+            yield row | {"lost": backlog.lost + lost - before}
         stream.close()
-        lost += stream.lost
-    return rows, lost
 
 
 def _inputs(client: Client, model: str) -> dict[str, Any]:
@@ -219,19 +214,25 @@ def measure(report: Report, options: argparse.Namespace) -> None:
     ):
         progress("starting a planner and an agent, profiling")
         bench.prepare()
-        rows, lost = rounds(bench, 5 if options.quick else 30)
-    times = [row["trigger_to_active_ms"] for row in rows if row["how"] == "proven"]
-    if not times:
+        try:
+            for row in rounds(bench, 5 if options.quick else 30):
+                report.add({}, [row])
+        finally:
+            report.add(figures_of(report.rows))
+    if not report.figures["proven_rounds"]:
         raise SystemExit("no plan was proven on the device: every round needed a trial")
-    figures = {
-        "proven_active_p50_ms": percentile(times, 50),
-        "proven_active_p99_ms": percentile(times, 99),
-        "stall_longest_ms": max(row["stall_ms"] for row in rows),
-        "lost_tasks": float(lost),
+
+
+def figures_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Of the rounds there are; times to a proven plan only where one was."""
+    times = [row["trigger_to_active_ms"] for row in rows if row["how"] == "proven"]
+    found = {f"proven_active_p{percent}_ms": percentile(times, percent) for percent in (50, 99) if times}
+    return found | {
+        "stall_longest_ms": max((row["stall_ms"] for row in rows), default=0.0),
+        "lost_tasks": float(sum(row["lost"] for row in rows)),
         "rounds": float(len(rows)),
         "proven_rounds": float(len(times)),
     }
-    report.add(figures, rows)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ from pathlib import Path
 from statistics import correlation, median, quantiles
 from typing import Any
 
+from stageloom.edge_agent.bench.termination import ended_politely
+
 
 @dataclass
 class Report:
@@ -52,7 +54,8 @@ def run(
 ) -> int:
     """Run one benchmark from its command line; the exit code is what `measure` returns.
 
-    What is in the report is printed also where `measure` raises; then `ended_by` says what.
+    What is in the report is printed also where `measure` raises, as it does on Ctrl-C and SIGTERM; then
+    `ended_by` says what.
     The docstring of the module of `measure` is the help text. `options` are the benchmark's own: keyword
     arguments of `add_argument` by flag. `packages` are those whose versions matter.
     """
@@ -64,7 +67,8 @@ def run(
     given = parser.parse_args(argv)
     report = Report(name.removeprefix("benchmarks."))
     try:
-        code = measure(report, given)
+        with ended_politely():
+            code = measure(report, given)
     except BaseException as error:
         report.about["ended_by"] = type(error).__name__
         raise

@@ -41,20 +41,19 @@ def measure(report: Report, options: argparse.Namespace) -> None:
         measure_search(report, 1 if options.quick else 5)
     if "paper" in parts:
         measure_paper(report)
-    lines: list[dict[str, Any]] = []
-    if "parts" in parts:
-        executors = ["onnx", *(["openvino"] if find_spec("openvino") is not None else [])]
-        rows = measure_part_times(executors, 5 if options.quick else 25)
-        lines += judged(rows)
-        report.add({}, rows)
-    if "models" in parts:
-        options.cache.mkdir(parents=True, exist_ok=True)
-        minutes = min(options.minutes, 2.0) if options.quick else options.minutes
-        rows, own = measure_models(minutes, options.quick, options.cache)
-        lines += own
-        report.add({}, rows)
-    if lines:
-        report.add({"lines": len(lines), "lines_met": sum(row["met"] for row in lines)}, lines)
+    try:
+        if "parts" in parts:
+            executors = ["onnx", *(["openvino"] if find_spec("openvino") is not None else [])]
+            for row in measure_part_times(executors, 5 if options.quick else 25):
+                report.add({}, [row])
+            report.add({}, judged([row for row in report.rows if row["part"] == "part times"]))
+        if "models" in parts:
+            options.cache.mkdir(parents=True, exist_ok=True)
+            minutes = min(options.minutes, 2.0) if options.quick else options.minutes
+            measure_models(report, minutes, options.quick, options.cache)
+    finally:
+        if lines := [row for row in report.rows if row["part"] == "lines"]:
+            report.add({"lines": len(lines), "lines_met": sum(row["met"] for row in lines)})
 
 
 if __name__ == "__main__":

@@ -103,6 +103,19 @@ def model_lines(where: str, windows: Windows, problem: SplitProblem) -> list[dic
     ]
 
 
+def auto_lines(where: str, windows: Windows, auto: str, wide: str) -> list[dict[str, Any]]:
+    """Of what the trial chose, `eop` or a session of two threads, where both are candidates: that it is no
+    slower than either, and such a session where the best, `wide`, takes less than `eop` beyond A/A."""
+    spread = aa_spread(windows)
+    auto_s, *others_s = (median(windows[name]) for name in (auto, "eop", wide))
+    over, is_wide = auto_s / min(others_s), auto != "eop"
+    asked = "auto over the better of eop and intra_op=2"
+    found = [line(where, asked, "<= 1 beyond A/A", over, over <= 1 + spread)]
+    if ratio_of(windows, wide, "eop") < 1 - spread:
+        found.append(line(where, "auto is an intra_op=2, which wins", "yes", float(is_wide), is_wide))
+    return found
+
+
 def rival_lines(
     of_models: Mapping[str, Windows], rivals: Sequence[str] = ("equal", "fixed")
 ) -> list[dict[str, Any]]:

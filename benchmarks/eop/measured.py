@@ -11,7 +11,7 @@ the paced pair: its second core is slow by agreement.
 import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import zip_longest
@@ -24,6 +24,7 @@ from benchmarks.eop.lines import (
     Windows,
     aa_spread,
     around,
+    auto_lines,
     bound_s,
     boundary_line,
     line,
@@ -44,7 +45,7 @@ from benchmarks.eop.rig import (
     whole,
 )
 from benchmarks.real_models.fetching import NoRegistryError
-from benchmarks.runner import progress
+from benchmarks.runner import Report, progress
 from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.errors import StageloomError
 from stageloom.shared.importer.splittable import SplitReader
@@ -88,61 +89,61 @@ class Judged:
     lines: list[dict[str, Any]]
 
 
-def measure_models(
-    minutes: float, quick: bool, cache: Path
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Rows, and those of them that are lines; `minutes` is what all of it may take."""
+def measure_models(report: Report, minutes: float, quick: bool, cache: Path) -> None:
+    """Rows, and among them lines, each as it comes; `minutes` is what all of it may take."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         progress("two cores are needed")
-        return [], []
+        return
     both = cores[0], cores[1]
     machines = [Machine(("onnx", "paced"), both)]
     if find_spec("openvino") is not None:
         machines.append(Machine(("onnx", "openvino"), both))
     wanted = [("squeezenet", 16), ("lstm", 1)] if quick else _all()
     ends_s = time.monotonic() + 60.0 * minutes * 0.85
-    left = len(machines) * len(wanted)
-    rows: list[dict[str, Any]] = []
-    lines: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="stageloom-eop-") as folder:
         subjects = []
         for name, batch in wanted:
             try:
                 subjects.append(load(name, batch, Path(folder), cache))
             except NoRegistryError:  # noqa: PERF203
-                rows.append(_left_out(name, batch, "no registry"))
+                report.add({}, [_left_out(name, batch, "no registry")])
         chain = made("layers", 1, layers(CHAIN), Path(folder))
+        left = len(machines) * len(subjects)
         for machine in machines:
             join = measured_joins(machine, chain)
-            rows.append(
-                {"part": "joins", "pair": machine.label, "handover_us": 1e6 * join.handover_s}
-                | {"copy_gb_per_s": join.bytes_per_s / 1e9}
-            )
-            judged = []
+            row = {"part": "joins", "pair": machine.label, "handover_us": 1e6 * join.handover_s}
+            report.add({}, [row | {"copy_gb_per_s": join.bytes_per_s / 1e9}])
+            judged: list[Judged] = []
             for subject in subjects:
-                progress(f"{subject.label} on {machine.label}")
                 budget_s = max((ends_s - time.monotonic()) / left, LEAST_S)
                 left -= 1
-                try:
-                    judged.append(judged_model(subject, machine, join, budget_s))
-                except ArithmeticError as error:
-                    lines.append(_wrong(f"{subject.label} on {machine.label}", error))
-                except StageloomError as error:
-                    rows.append(
-                        _left_out(subject.name, subject.batch, f"{machine.label}: {str(error)[:160]}")
-                    )
-            for one in judged:
-                rows.append(one.row)
-                lines += one.lines
+                judged += measure_model(report, subject, machine, join, budget_s)
             found = rival_lines({one.subject.label: one.windows for one in judged}) if judged else []
-            lines += [one | {"model": f"all on {machine.label}"} for one in found]
+            report.add({}, [one | {"model": f"all on {machine.label}"} for one in found])
             if machine.paced:
-                count = 4 if quick else KEY_OPERATORS
-                found = measure_boundaries(judged, machine, Path(folder), count, 7 if quick else 15)
-                lines += [one for one in found if one["part"] == "lines"]
-                rows += [one for one in found if one["part"] != "lines"]
-    return rows, lines
+                count, rounds = (4, 7) if quick else (KEY_OPERATORS, 15)
+                for one in measure_boundaries(judged, machine, Path(folder), count, rounds):
+                    report.add({}, [one])
+
+
+def measure_model(
+    report: Report, subject: Subject, machine: Machine, join: JoinCost, budget_s: float
+) -> list[Judged]:
+    """One model on one pair, with its row and lines; empty where it is left out or computes otherwise."""
+    where = f"{subject.label} on {machine.label}"
+    progress(where)
+    try:
+        judged = judged_model(subject, machine, join, budget_s)
+    except ArithmeticError as error:
+        report.add({}, [_wrong(where, error)])
+    except StageloomError as error:
+        why = f"{machine.label}: {str(error)[:160]}"
+        report.add({}, [_left_out(subject.name, subject.batch, why)])
+    else:
+        report.add({}, [judged.row, *judged.lines])
+        return [judged]
+    return []
 
 
 def _left_out(name: str, batch: int, why: str) -> dict[str, Any]:
@@ -253,16 +254,10 @@ def _judged(
     row |= {"bound_ms": 1e3 * bound_s(problem), "intra_op_2_ms": 1e3 * at_s[best_wide]}
     row |= {"intra_op_2_wins": wins, "auto": auto, "rounds": len(windows["eop"]), "aa": spread}
     row |= {f"{name}_splits": len(one.splits) for name, one in choices.items()}
-    lines = [
-        one | {"model": f"{subject.label} on {machine.label}"}
-        for one in model_lines(subject.label, windows, problem)
-    ]
+    where = f"{subject.label} on {machine.label}"
+    lines = model_lines(where, windows, problem)
     if not machine.paced:
-        is_wide = auto.startswith(WIDE)
-        where = f"{subject.label} on {machine.label}"
-        over = at_s[auto if is_wide else "eop"] / min(at_s["eop"], at_s[best_wide])
-        asked = "auto over the better of eop and intra_op=2"
-        lines.append(line(where, asked, "<= 1 beyond A/A", over, over <= 1 + spread))
+        lines += auto_lines(where, windows, auto if auto in wide else "eop", best_wide)
     return Judged(subject, problem, windows, row, lines)
 
 
@@ -281,22 +276,20 @@ def _rounds(rig: Rig, plans: Mapping[str, PlanKey], ends_s: float) -> int:
 
 def measure_boundaries(
     judged: Sequence[Judged], machine: Machine, folder: Path, count: int, rounds: int
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """Key operators drawn by a seed over all models, each a model of its own: a line of each, or a row that
     says why it is left out."""
-    found = []
     for number, (one, op, state) in enumerate(drawn_operators(judged, count)):
         where = f"{one.subject.label}, operator {op}, {state.axis.value}{state.boundary}"
         progress(f"boundaries of {where}")
         try:
             alone = operator_alone(one.subject, op, folder / f"operator{number}")
-            found.append(_boundary(one.problem, op, state, where, Rig(alone, machine), rounds))
+            yield _boundary(one.problem, op, state, where, Rig(alone, machine), rounds)
         except ArithmeticError as error:
-            found.append(_wrong(where, error))
+            yield _wrong(where, error)
         except StageloomError as error:
             why = f"operator {op} alone: {str(error)[:160]}"
-            found.append(_left_out(one.subject.name, one.subject.batch, why))
-    return found
+            yield _left_out(one.subject.name, one.subject.batch, why)
 
 
 def _boundary(

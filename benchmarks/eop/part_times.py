@@ -206,11 +206,10 @@ def measured_s(case: Case, extents: Sequence[int], open_one: Opener, repeats: in
     return {extent: min(seconds) for extent, seconds in taken.items()}
 
 
-def measure_part_times(executors: Sequence[str], repeats: int) -> list[dict[str, Any]]:
+def measure_part_times(executors: Sequence[str], repeats: int) -> Iterator[dict[str, Any]]:
     """A row per operator, axis and executor; errors are relative medians at extents that were not fitted."""
     everywhere = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(everywhere)})
-    rows = []
     for executor in executors:
         for case in cases():
             progress(f"parts of {case.kind} on {executor}, along {case.axis}")
@@ -231,9 +230,8 @@ def measure_part_times(executors: Sequence[str], repeats: int) -> list[dict[str,
             row |= {"axis": case.axis, "extent": case.extent, "pattern": pattern.kind.value}
             row |= {"quantum": pattern.quantum, "whole_us": 1e6 * times_s[case.extent]}
             row |= {"error": held_out_error(pattern, unknown), "line_error": held_out_error(line, unknown)}
-            rows.append(row)
+            yield row
     os.sched_setaffinity(0, everywhere)
-    return rows
 
 
 def judged(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

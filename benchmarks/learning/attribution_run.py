@@ -1,8 +1,8 @@
 """The attribution's pieces, one per cell, method and seed, on a pool; what they say of each cell.
 
 Pieces that the figures need come first, cell by cell, then those that explain them. A folder keeps finished
-pieces: the same command goes on behind them. Ctrl-C ends with the figures of what is there; without workers
-these are all.
+pieces: the same command goes on behind them. Whatever ends a run, there are the figures of what it has done;
+without workers these are all.
 """
 
 import json
@@ -109,14 +109,15 @@ def attribute(
                 progress(f"{len(rows)} of {len(wanted)}: {', '.join(map(str, piece))}")
     except KeyboardInterrupt:
         progress(f"stopped with {len(rows)} of {len(wanted)}")
-    report.about = {
-        "twin": True,
-        "evaluations": evaluations,
-        "seeds": seeds,
-        "cpu": STANDS_FOR_CPU,
-        "pieces": f"{len(rows)} of {len(wanted)}",
-    }
-    summarise(report, [rows[piece] for piece in wanted if piece in rows])
+    finally:  # a worker that died, or SIGTERM, leaves what is there, too
+        report.about = {
+            "twin": True,
+            "evaluations": evaluations,
+            "seeds": seeds,
+            "cpu": STANDS_FOR_CPU,
+            "pieces": f"{len(rows)} of {len(wanted)}",
+        }
+        summarise(report, [rows[piece] for piece in wanted if piece in rows])
 
 
 def _done(left: Sequence[Piece], evaluations: int, workers: int) -> Iterator[tuple[Piece, dict[str, Any]]]:

@@ -107,14 +107,17 @@ def launcher(report: Report, devices: Sequence[str], *, quick: bool = False) -> 
         for name, graph in graphs_of([name for name, _ in MIX]).items()
     ]
     report.about = {"twin": True, "seeds": len(JUDGING), "seconds": JUDGE_S}
-    rows: list[Row] = []
     loads, deadlines = (LOADS[-1:], DEADLINES[:1]) if quick else (LOADS, DEADLINES)
-    for deadline, device, structure, load in product(deadlines, devices, STRUCTURES, loads):
-        named = {"device": device, "structure": structure, "load": load, "deadline_over_service": deadline}
-        found = cell_rows(cell_of(device, structure, load, deadline, models))
-        rows += [{"part": row.pop("part"), **named, **row} for row in found]
-        progress(f"{', '.join(map(str, named.values()))}: {found[0]}")
-    report.add(figures_over(rows), rows)
+    try:
+        for deadline, device, structure, load in product(deadlines, devices, STRUCTURES, loads):
+            named = {"device": device, "structure": structure, "load": load}
+            named |= {"deadline_over_service": deadline}
+            found = cell_rows(cell_of(device, structure, load, deadline, models))
+            report.add({}, [{"part": row.pop("part"), **named, **row} for row in found])
+            progress(f"{', '.join(map(str, named.values()))}: {found[0]}")
+    finally:
+        if report.rows:
+            report.add(figures_over(report.rows))
 
 
 def cell_rows(cell: LauncherCell, choose_s: float = CHOOSE_S, judge_s: float = JUDGE_S) -> list[Row]:

@@ -48,7 +48,6 @@ from benchmarks.real_models.fetching import CACHE, NoRegistryError
 from benchmarks.runner import Report, progress, run
 from benchmarks.slo.mixes import MIXES, load_mix
 from stageloom.edge_agent.bench.contest import ContestLoad
-from stageloom.edge_agent.bench.contestant_process import ended_politely
 from stageloom.edge_agent.bench.load import deadlines_s
 from stageloom.edge_agent.bench.model_files import ModelUnderTest
 from stageloom.edge_agent.bench.stageloom_contestant import own_plan
@@ -89,16 +88,15 @@ def measure(report: Report, options: argparse.Namespace) -> int:
     options.cache.mkdir(parents=True, exist_ok=True)
     code = 0
     try:
-        with ended_politely():
-            for mix, parts in parts_of(options, effort).items():
-                try:
-                    with tempfile.TemporaryDirectory(prefix="stageloom-pays-") as folder:
-                        models = load_mix(mix, Path(folder, "models"), options.cache)
-                        _Mix(mix, models, Path(folder), report, effort).run(parts, until_s)
-                except (NoRegistryError, DemoFailed, StageloomError) as error:  # noqa: PERF203
-                    code = 1
-                    report.add({}, [{"part": "absent", "mix": mix, "reason": str(error)}])
-                    progress(f"{mix} is left out from here on: {error}")
+        for mix, parts in parts_of(options, effort).items():
+            try:
+                with tempfile.TemporaryDirectory(prefix="stageloom-pays-") as folder:
+                    models = load_mix(mix, Path(folder, "models"), options.cache)
+                    _Mix(mix, models, Path(folder), report, effort).run(parts, until_s)
+            except (NoRegistryError, DemoFailed, StageloomError) as error:  # noqa: PERF203
+                code = 1
+                report.add({}, [{"part": "absent", "mix": mix, "reason": str(error)}])
+                progress(f"{mix} is left out from here on: {error}")
     finally:
         report.add(figures_of(report.rows))
     return code

@@ -59,9 +59,9 @@ def measure_gain(
     """Into the report, regime by regime; one that lacks a plan is left out. `plans`: bytes by name.
 
     Raises:
-        ContestantError: a contestant died.
+        ContestantError: the agent of one of `plans` died.
     """
-    with Contest(models, load, progress) as contest:
+    with Contest(models, load, progress, needed=tuple(plans)) as contest:
         contest.enter([*(AgentSetting(name, wire) for name, wire in plans.items()), NAIVE])
         try:
             for regime in REGIMES:

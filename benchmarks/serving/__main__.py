@@ -38,7 +38,6 @@ from benchmarks.serving.overhead import measure_overhead
 from benchmarks.serving.rivals import ServersMeasurement
 from benchmarks.slo.mixes import MIXES, load_mix
 from benchmarks.slo.one_mix import QUICK, MixEffort
-from stageloom.edge_agent.bench.contestant_process import ended_politely
 
 NO_REGISTRY = 3
 PARTS = ("overhead", "rivals")
@@ -73,8 +72,7 @@ def measure(report: Report, options: argparse.Namespace) -> int:
     if "rivals" not in parts:
         return 0
     try:
-        with ended_politely():
-            _measure_rivals(report, options)
+        _measure_rivals(report, options)
     except NoRegistryError as error:
         progress(f"no registry: {error}")
         return NO_REGISTRY

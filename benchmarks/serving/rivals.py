@@ -66,16 +66,8 @@ class ServersMeasurement(MixMeasurement):
             self._row("deadline", model=model, deadline_ms=deadline_s * 1e3)
         for name, one in found.items():
             per_s, low, high = one.estimate or (None, None, None)
-            windows = sum(map(len, one.samples.values()))
-            self._row(
-                "capacity",
-                server=name,
-                grid_per_s=one.per_s,
-                per_s=per_s,
-                low=low,
-                high=high,
-                windows=windows,
-            )
+            row = {"per_s": per_s, "low": low, "high": high, "windows": sum(map(len, one.samples.values()))}
+            self._row("capacity", server=name, grid_per_s=one.per_s, **row)
         for name, reason in absent.items():
             self._row("absent", server=name, reason=reason)
 

@@ -17,7 +17,11 @@ latencies in float32 at 0.7 of the best rival's capacity, missing where the shar
 `given_up_*.MIX`, exceeds 0.01; `auto_over_best_setting.*` is throughput while eight tasks are always open, of
 the mix and of each of its models alone, over the best setting, which other windows chose: the geometric mean
 of pairs of windows; `auto_over_by_deadline.*` the same over the loop by deadline. `--only saturated` measures
-nothing else. Ablations are rows.
+nothing else. Ablations are rows; `over_full` of one is its capacity over that of the whole plan. When a mix's
+time is over, loads not yet saturated are left out, and rows `left_out` say which.
+
+A contestant that dies, and a mix that cannot be measured, is a row `absent`; all others are measured on. The
+exit code then is 3 where no registry answered for a mix, 1 where Stageloom failed at one.
 """
 
 import argparse
@@ -35,7 +39,7 @@ from benchmarks.real_models.fetching import CACHE, NoRegistryError
 from benchmarks.runner import Report, progress, run
 from benchmarks.slo.mixes import MIXES, load_mix
 from benchmarks.slo.one_mix import QUICK, MixEffort, MixMeasurement
-from stageloom.edge_agent.bench.contestant_process import ended_politely
+from stageloom.shared.errors import StageloomError
 
 NO_REGISTRY = 3
 _OPTIONS: dict[str, dict[str, Any]] = {
@@ -51,36 +55,36 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def measure(report: Report, options: argparse.Namespace) -> int:
-    """Every mix, one after the other; the exit code is 3 where no registry answers."""
-    with ended_politely():
-        return _measure(report, options)
-
-
-def _measure(report: Report, options: argparse.Namespace) -> int:
+    """Every mix, one after the other, whatever became of those before."""
     names = options.mix or list(MIXES)[: 1 if options.quick else None]
     options.cache.mkdir(parents=True, exist_ok=True)
-    shares = Shares(options.minutes * 60.0, len(names))
+    shares, code = Shares(options.minutes * 60.0, len(names)), 0
     for name in names:
         progress(name)
         effort = QUICK if options.quick else MixEffort(shares.next_s(time.monotonic()))
         effort = replace(effort, saturated_only=options.only == "saturated")
-        with tempfile.TemporaryDirectory(prefix="stageloom-slo-") as folder:
-            try:
-                models = load_mix(name, Path(folder), options.cache)
-            except NoRegistryError as error:
-                progress(f"no registry: {error}")
-                report.add({}, [{"part": "absent", "mix": name, "reason": str(error)}])
-                return NO_REGISTRY
-            weights = [entry.weight for entry in MIXES[name]]
-            one = MixMeasurement(name, models, weights, effort, times_folder=folder)
-            try:
-                one.run()
-            finally:  # an hour of other mixes stays, and of this one what is known
-                found = one.result
-                own = {figure_of(figure, name): value for figure, value in found.figures.items()}
-                report.add(own, found.rows)
+        try:
+            _measure_mix(report, name, effort, options.cache)
+        except (NoRegistryError, StageloomError) as error:
+            progress(f"{name}: {error}")
+            report.add({}, [{"part": "absent", "mix": name, "reason": str(error)}])
+            code = max(code, NO_REGISTRY if isinstance(error, NoRegistryError) else 1)
     report.add(geometric_means(report.figures, names))
-    return 0
+    return code
+
+
+def _measure_mix(report: Report, name: str, effort: MixEffort, cache: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="stageloom-slo-") as folder:
+        models = load_mix(name, Path(folder), cache)
+        weights = [entry.weight for entry in MIXES[name]]
+        one = MixMeasurement(name, models, weights, effort, times_folder=folder)
+        try:
+            one.run()
+        finally:  # of this one what is known
+            found = one.result
+            report.add(
+                {figure_of(figure, name): value for figure, value in found.figures.items()}, found.rows
+            )
 
 
 class Shares:

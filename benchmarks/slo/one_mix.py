@@ -37,13 +37,14 @@ from stageloom.shared.plan import Plan, plan_text
 
 STAGELOOM = "stageloom"
 REDUCED = "stageloom_bf16"  # the same where bfloat16 is allowed
-_SETTLED = 6  # windows at the two rates around a capacity that is told beside the figures
+_BORDER = 4  # windows at the two rates around the capacity of an ablation: of fewer there is no interval
+_SETTLED = 6  # the same of the others at first
 _BELOW = 0.7  # of the best rival's capacity, where latencies are compared
 _FIRST = 0.75  # of all that the cores carry: a good contestant is bounded in a few windows from there
 _LOOKING = 0.4  # of the time for capacities, then each contestant's is about known
-_SETTLING = 0.6  # then those of Stageloom's ablations and of the finalists are told
+_SETTLING = 0.6  # then those of Stageloom's ablations are told; the finalists have the rest
 _SURE = 0.975  # either end of an interval
-_LEAST_S = 20.0  # however long starting took
+_LEAST_S = 20.0  # for capacities and for saturation, however long what comes before them took
 _FLOAT32 = (Family.NAIVE, Family.ONNXRUNTIME, Family.OPENVINO_DEFAULT, Family.OPENVINO)
 _MOST_REST = 0.4  # of a mix's time for what comes after capacities
 _BESIDE_A_WINDOW_S = 0.5  # about, until its last task has ended
@@ -125,6 +126,7 @@ class MixMeasurement:
         self._weights = weights
         self._effort = effort
         self._began_s = self._started_s = time.monotonic()
+        self._families: Mapping[str, Family] = {}
         self.result = MixResult()
         self._bfloat16 = is_installed(RuntimeName.OPENVINO) and openvino_reduces()
         self._services = TimesAlone.measure(models, 0.5, progress, bfloat16=self._bfloat16)
@@ -157,7 +159,11 @@ class MixMeasurement:
         return [AgentSetting(f"stageloom_{part}", one.wire) for part, one in parts.items()]
 
     def run(self) -> MixResult:
-        """All of it."""
+        """All of it. Where it raises, `result` has what was measured till then.
+
+        Raises:
+            ContestantError: Stageloom died.
+        """
         for model in self._models:
             times = {
                 f"{runtime.value}_{threads}_{precision}_ms": _ms(found[model.name])
@@ -170,32 +176,38 @@ class MixMeasurement:
             window_s=self._effort.window_s,
         )
         with Contest(self._models, load, progress, needed=(STAGELOOM,)) as contest:
-            settings = self._rivals()
-            families = {setting.name: setting.family for setting in settings}
-            own = [AgentSetting(STAGELOOM, times_folder=self._times_folder)]
-            if self._effort.saturated_only:
-                contest.enter([*(one for one in settings if one.family is not Family.REDUCED), *own])
-                self._tell_plan()
-                self._saturate(contest, families)
-                return self.result
-            if self._bfloat16:
-                own.append(AgentSetting(REDUCED, precision="bf16", times_folder=self._times_folder))
-            contest.enter([*settings, *own])
-            self._tell_plan()
-            contest.enter(self._ablations())
-            self._started_s = time.monotonic()
-            found = self._capacities(contest, families)
-            known_s = time.monotonic()
-            self._tell(contest, found, families)
-            self._latencies(contest, found, families)
-            self._saturate(contest, families)
-        taken = {
-            "starting_s": self._started_s - self._began_s,
-            "capacities_s": known_s - self._started_s,
-            "rest_s": time.monotonic() - known_s,
-        }
-        self._row("taken", **taken)
+            try:
+                self._measure(contest)
+            finally:
+                for name, reason in contest.absent.items():
+                    self._row("absent", contestant=name, reason=reason)
         return self.result
+
+    def _measure(self, contest: Contest) -> None:
+        settings = self._rivals()
+        self._families = {setting.name: setting.family for setting in settings}
+        own = [AgentSetting(STAGELOOM, times_folder=self._times_folder)]
+        if self._effort.saturated_only:
+            contest.enter([*(one for one in settings if one.family is not Family.REDUCED), *own])
+            self._tell_plan()
+            self._saturate(contest)
+            return
+        if self._bfloat16:
+            own.append(AgentSetting(REDUCED, precision="bf16", times_folder=self._times_folder))
+        contest.enter([*settings, *own])
+        self._tell_plan()
+        contest.enter(self._ablations())
+        self._started_s = time.monotonic()
+        found = {name: CapacityFound() for name in contest.names}
+        try:
+            self._capacities(contest, found)
+        finally:  # what windows there are says something, whatever ended them
+            self._tell(found)
+        known_s = time.monotonic()
+        self._latencies(contest, found)
+        self._saturate(contest)
+        taken = {"starting_s": self._started_s - self._began_s, "capacities_s": known_s - self._started_s}
+        self._row("taken", **taken, rest_s=time.monotonic() - known_s)
 
     def _rivals(self) -> list[RivalSetting]:
         openvino = is_installed(RuntimeName.OPENVINO)
@@ -215,23 +227,25 @@ class MixMeasurement:
             busy_s += weight * min(self.best[model.name][0], *alone_s)
         return _FIRST * len(usable_cores()) * sum(self._weights) / busy_s
 
-    def _capacities(self, contest: Contest, families: Mapping[str, Family]) -> dict[str, CapacityFound]:
-        found = {name: CapacityFound() for name in contest.names}
+    def _capacities(self, contest: Contest, found: dict[str, CapacityFound]) -> None:
         for name in found:
-            if name == REDUCED or families.get(name) is Family.REDUCED:
+            if name == REDUCED or self._families.get(name) is Family.REDUCED:
                 found[name].first_per_s = self._first_per_s("bf16")  # it may carry several times as much
         first_per_s, rough = self._first_per_s(), self._effort.rough_search
         contest.capacities(found, rough, first_per_s, self._until_s(_LOOKING))
         for name, one in found.items():
             progress(f"  {self.name} {name}: about {one.per_s:.3g}/s")
-        final = finalists(found, families, rough)
-        beside = {name: one for name, one in found.items() if name not in families or name in final}
         most = self._effort.most_windows
-        searches = [self._effort.search(min(many, most)) for many in (_SETTLED, 2 * _SETTLED, most)]
-        contest.capacities(beside, searches[0], first_per_s, self._until_s(_SETTLING))
-        until_s = self._until_s(1.0)
-        contest.settle(found, lambda: finalists(found, families, rough), searches, first_per_s, until_s)
-        return found
+        border, *searches = (
+            self._effort.search(min(many, most)) for many in (_BORDER, _SETTLED, 2 * _SETTLED, most)
+        )
+        parts = {name: found[name] for name in parts_of(found, self._families)}
+        contest.capacities(parts, border, first_per_s, self._until_s(_SETTLING))
+
+        def chosen() -> list[str]:
+            return finalists(found, self._families, rough)
+
+        contest.settle(found, chosen, searches, first_per_s, self._until_s(1.0))
 
     def _until_s(self, share: float) -> float:
         """The instant when this share of the time for capacities, once all are started, is over."""
@@ -244,30 +258,22 @@ class MixMeasurement:
         effort = self._effort
         return min(effort.rest_s(len(self._models), len(self._rivals())), _MOST_REST * effort.total_s)
 
-    def _tell(
-        self, contest: Contest, found: Mapping[str, CapacityFound], families: Mapping[str, Family]
-    ) -> None:
+    def _tell(self, found: Mapping[str, CapacityFound]) -> None:
+        families = self._families
         for name, one in found.items():
             per_s, low, high = one.estimate or (None, None, None)
             family = families[name].value if name in families else STAGELOOM
             windows = sum(map(len, one.samples.values()))
             most = self._effort.rough_search.most_per_s(one.samples)
-            self._row(
-                "capacity",
-                contestant=name,
-                family=family,
-                grid_per_s=one.per_s if one.per_s or not most else None,  # none is known yet
-                open=most > one.per_s,
-                above_per_s=most if one.per_s < most < math.inf else None,
-                per_s=per_s,
-                low=low,
-                high=high,
-                windows=windows,
-            )
-        for name, reason in contest.absent.items():
-            self._row("absent", contestant=name, reason=reason)
+            row = {"per_s": per_s, "low": low, "high": high, "windows": windows, "open": most > one.per_s}
+            row["grid_per_s"] = one.per_s if one.per_s or not most else None  # none is known yet
+            row["above_per_s"] = most if one.per_s < most < math.inf else None
+            self._row("capacity", contestant=name, family=family, **row)
         if STAGELOOM not in found:
             return
+        for name in parts_of(found, families):
+            value, low, high = ratio_of(found[name].samples, found[STAGELOOM].samples) or (None, None, None)
+            self._row("over_full", contestant=name, value=value, low=low, high=high)
         rivals: dict[str, list[Family]] = {
             "naive": [Family.NAIVE],
             "best": [family for family in Family if family is not Family.BY_DEADLINE],
@@ -287,78 +293,66 @@ class MixMeasurement:
             self.result.figures[figure] = value
         self._row("ratio", figure=figure, rival=rival, value=value, low=low, high=high)
 
-    def _latencies(
-        self, contest: Contest, found: Mapping[str, CapacityFound], families: Mapping[str, Family]
-    ) -> None:
-        best = best_of(found, families, _FLOAT32)
+    def _latencies(self, contest: Contest, found: Mapping[str, CapacityFound]) -> None:
+        best = best_of(found, self._families, _FLOAT32)
         names = [name for name in (best, STAGELOOM) if name in found]
         rate = _BELOW * found[best].per_s if best else 0.0
         if not rate:
             return
         for name, results in contest.windows_at(names, rate, self._effort.latency_windows).items():
             p99, given_up = p99_ms(results), share_given_up(results)
-            self._row(
-                "latency",
-                contestant=name,
-                rate_per_s=rate,
-                p99_ms=p99,
-                given_up=given_up,
-                late=share_late(results),
-            )
+            row = {"p99_ms": p99, "given_up": given_up, "late": share_late(results)}
+            self._row("latency", contestant=name, rate_per_s=rate, **row)
             who = "stageloom" if name == STAGELOOM else "best"
             self.result.figures[f"given_up_{who}"] = given_up
             if p99 is not None:
                 self.result.figures[f"p99_{who}_ms"] = p99
 
-    def _saturate(self, contest: Contest, families: Mapping[str, Family]) -> None:
-        """The mix, and each model alone: there Stageloom's plan is one of that model."""
+    def _saturate(self, contest: Contest) -> None:
+        """The mix, and each model alone: there Stageloom's plan is one of that model.
+
+        When the mix's time is over, what is begun has one round of each kind more and no further load begins.
+        """
         if STAGELOOM not in contest.names:
             return
-        contest.leave(name for name in contest.names if name not in families and name != STAGELOOM)
-        equal = [name for name in contest.names if families.get(name) is not Family.REDUCED]
-        self._saturated(contest, "mix", equal, families, STAGELOOM, self._weights)
+        kept = {STAGELOOM, *(name for name, one in self._families.items() if one is not Family.REDUCED)}
+        contest.leave(name for name in contest.names if name not in kept)
+        until_s = max(self._began_s + self._effort.total_s, time.monotonic() + _LEAST_S)
+        self._saturated(contest, "mix", STAGELOOM, self._weights, until_s)
         for number, model in enumerate(self._models):
+            if time.monotonic() >= until_s:
+                self._row("left_out", load=model.name, reason="the mix's time was over")
+                continue
             own = f"stageloom_{model.name}"
             contest.enter([AgentSetting(own, serves=(model.name,), times_folder=self._times_folder)])
-            rivals = [name for name in equal if name != STAGELOOM]
             weights = [float(other == number) for other in range(len(self._models))]
             if own in contest.names:
-                self._saturated(contest, model.name, [*rivals, own], families, own, weights)
-                contest.leave([own])
+                self._saturated(contest, model.name, own, weights, until_s)
+                contest.leave({own}.intersection(contest.names))
 
     def _saturated(
-        self,
-        contest: Contest,
-        load: str,
-        names: Sequence[str],
-        families: Mapping[str, Family],
-        own: str,
-        weights: Sequence[float],
+        self, contest: Contest, load: str, own: str, weights: Sequence[float], until_s: float
     ) -> None:
         """The best rival is chosen in windows of its own: the best of many noisy figures is too good."""
         effort = self._effort
-        looked = contest.saturated(names, weights, effort.saturated_s, effort.saturated_rounds)
+        names = [name for name in contest.names if name in self._families or name == own]
+        looked = contest.saturated(names, weights, effort.saturated_s, effort.saturated_rounds, until_s)
         for name, found in looked.items():
             self._row("saturated", load=load, contestant=name, per_s=median(found))
-        rivals = saturated_rivals(looked, families)
-        turns = [*rivals.values(), own]
-        beside = contest.saturated(turns, weights, effort.beside_s, effort.beside_rounds)
+        rivals = saturated_rivals(looked, self._families)
+        turns = [name for name in (*rivals.values(), own) if name in looked]
+        beside = contest.saturated(turns, weights, effort.beside_s, effort.beside_rounds, until_s)
         for which, rival in rivals.items():
+            if not {rival, own} <= beside.keys() or len(beside[own]) < 2:
+                self._row("left_out", load=load, rival=rival, reason="too few rounds of both")
+                continue
             logs = PairedLogs()
             for ours, theirs in zip(beside[own], beside[rival], strict=True):
                 logs.add(math.log(ours / theirs))
-            low, high = logs.bounds(_SURE)
-            value = math.exp(logs.mean)
-            self._row(
-                f"saturated_over_{which}",
-                load=load,
-                rival=rival,
-                value=value,
-                low=math.exp(low),
-                high=math.exp(high),
-                per_s=median(beside[own]),
-                rival_per_s=median(beside[rival]),
-            )
+            value, low, high = (math.exp(log) for log in (logs.mean, *logs.bounds(_SURE)))
+            row = {"value": value, "low": low, "high": high, "rounds": logs.count}
+            row |= {"per_s": median(beside[own]), "rival_per_s": median(beside[rival])}
+            self._row(f"saturated_over_{which}", load=load, rival=rival, **row)
             self.result.figures[f"auto_over_{which}.{load}"] = value
 
     def _row(self, part: str, **values: Any) -> None:
@@ -382,6 +376,11 @@ def best_of(
         return search.most_per_s(found[name].samples) if search else found[name].per_s
 
     return max(names, key=rank, default="")
+
+
+def parts_of(names: Iterable[str], families: Mapping[str, Family]) -> list[str]:
+    """Stageloom's ablations: whoever is neither a rival nor serves the whole plan."""
+    return [name for name in names if name not in families and name not in (STAGELOOM, REDUCED)]
 
 
 def saturated_rivals(looked: Mapping[str, Sequence[float]], families: Mapping[str, Family]) -> dict[str, str]:

@@ -40,7 +40,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def measure(report: Report, options: argparse.Namespace) -> int:
-    """Every line of every model; the exit code is 3 where no registry answers."""
+    """Every line of every model; the exit code is 3 where no registry answers for one."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         progress("two cores are needed")
@@ -51,24 +51,27 @@ def measure(report: Report, options: argparse.Namespace) -> int:
     count = 150 if options.quick else 300
     options.cache.mkdir(parents=True, exist_ok=True)
     lines: list[Line] = []
+    code = 0
     try:
         with tempfile.TemporaryDirectory(prefix="stageloom-staronnx-") as folder:
             for name in names if "pairs" in (options.only or PARTS) else ():
-                model = load(name, Path(folder), options.cache)
+                try:
+                    model = load(name, Path(folder), options.cache)
+                except NoRegistryError as error:
+                    progress(f"no registry: {error}")
+                    report.add({}, [{"part": "absent", "model": name, "reason": str(error)}])
+                    code = NO_REGISTRY
+                    continue
                 parts = Parts(model, machine)
                 for slow in slows:
                     beside = slow == slows[0] and find_spec("openvino") is not None
                     _measure_pair(report, Pair(model, machine, parts, slow, count), lines, beside=beside)
             if "batches" in (options.only or PARTS):
                 _batches(report, Path(folder), cores[0], 5 if options.quick else 25, lines)
-    except NoRegistryError as error:
-        progress(f"no registry: {error}")
-        report.add({}, [{"part": "absent", "model": name, "reason": str(error)}])
-        return NO_REGISTRY
     finally:  # what was measured before anything failed stays
         if lines:
             report.add({"lines": len(lines), "lines_met": sum(line.met for line in lines)})
-    return 0
+    return code
 
 
 def _measure_pair(report: Report, pair: Pair, lines: list[Line], *, beside: bool) -> None:

@@ -28,6 +28,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from statistics import median
+from typing import TypeAlias
 
 import numpy as np
 
@@ -44,7 +45,7 @@ from benchmarks.twin.calibration import (
 from benchmarks.twin.engine_device import EngineDevice
 from stageloom.edge_agent.worker.messages import WorkerConfig
 from stageloom.planner.twin.arrivals import Periodic, Recorded
-from stageloom.planner.twin.calibrate import Calibrated, calibrate
+from stageloom.planner.twin.calibrate import Calibrated, Operators, calibrate
 from stageloom.planner.twin.device_file import cpu_device, load_device
 from stageloom.planner.twin.reference import Twin
 from stageloom.planner.twin.times import StepTimes
@@ -60,11 +61,12 @@ SMALL = {"squeezenet": (0.5, 96), "googlenet": (0.25, 96), "resnet50": (0.25, 64
 PAPER = {"inception_v3": 30.0, "resnet50": 60.0, "squeezenet_bypass": 120.0}
 SEED = 6
 
+Served: TypeAlias = tuple[Window, dict[str, tuple[float, ...]]]
+"""A window of a plan, and when its tasks really came, by model."""
 
-def serve(
-    trial: Trial, artifacts: Mapping[Digest, Artifact], seconds: float, turn: int
-) -> tuple[Window, dict[str, tuple[float, ...]]]:
-    """A plan on an engine of its own: the window, and when its tasks really came, by model."""
+
+def serve(trial: Trial, artifacts: Mapping[Digest, Artifact], seconds: float, turn: int) -> Served:
+    """A plan on an engine of its own."""
     progress(f"turn {turn}: serve {trial.name}")
     with EngineDevice(artifacts, trial.arrivals, seed=SEED + turn) as device:
         device.deploy(trial.bound)
@@ -93,14 +95,29 @@ def accuracy(report: Report, workload: Mapping[str, Artifact], *, quick: bool) -
     service_s = {name: service_times(bound, by_digest) for name, bound in plans.items()}
     collected = Collected(plans, by_digest, service_s)
     trials = sample(workload, next(iter(service_s.values())), count, SEED)
-    served: dict[str, list[tuple[Window, dict[str, tuple[float, ...]]]]] = {
-        trial.name: [] for trial in trials
-    }
-    for turn in range(turns):
+    served: dict[str, list[Served]] = {trial.name: [] for trial in trials}
+    try:
+        for turn in range(turns):
+            collected.round(seconds / 2)
+            for trial in Random(SEED + turn).sample(trials, len(trials)):
+                served[trial.name].append(serve(trial, by_digest, seconds, turn))
         collected.round(seconds / 2)
-        for trial in Random(SEED + turn).sample(trials, len(trials)):
-            served[trial.name].append(serve(trial, by_digest, seconds, turn))
-    collected.round(seconds / 2)
+    finally:
+        whole = min(map(len, served.values()))
+        if whole >= 2:  # halves of the turns are compared
+            alike = {name: windows[:whole] for name, windows in served.items()}
+            compare(report, collected, operators, trials, alike, seconds)
+
+
+def compare(
+    report: Report,
+    collected: Collected,
+    operators: Operators,
+    trials: Sequence[Trial],
+    served: Mapping[str, Sequence[Served]],
+    seconds: float,
+) -> None:
+    """A row per plan and figures over all, of as many turns as each was served in."""
     device = cpu_device(len(os.sched_getaffinity(0)))
     measured = collected.measured(operators, device.cores, "steps served by this benchmark")
     calibrated = calibrate(device, measured)
@@ -123,8 +140,8 @@ def accuracy(report: Report, workload: Mapping[str, Artifact], *, quick: bool) -
             **figures(rows, "predicted", "measured", ""),
             **figures(rows, "even", "odd", "floor_"),
             **figures(rows, "free_items", "measured", "free_items_"),
-            "plans": float(count),
-            "turns": float(turns),
+            "plans": float(len(trials)),
+            "turns": float(len(served[trials[0].name])),
             "calibration_median_relative_error": median(abs(one) for one in calibrated.errors),
             "step_overhead_us": 1e6 * calibrated.device.step_s,
             "task_overhead_us": 1e6 * calibrated.device.task_s,

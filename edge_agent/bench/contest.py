@@ -4,10 +4,12 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Collection, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
@@ -182,21 +184,24 @@ class Contest:
                 return
             self._rng.shuffle(turn)
             for name, place in turn:
-                samples = found[name].samples.setdefault(place, [])
-                try:
-                    result = self.window(name, rate_per_s(place), len(samples))
-                except ContestantError as error:
-                    if name in self._needed:
-                        raise
-                    self._lose(name, str(error))
-                    del found[name]
-                    continue
-                samples.append(WindowCounts.of(result, len(self.models)))
+                number = len(found[name].samples.get(place, ()))
+                with self._losing(name, found):
+                    counts = WindowCounts.of(self.window(name, rate_per_s(place), number), len(self.models))
+                    found[name].samples.setdefault(place, []).append(counts)
 
-    def _lose(self, name: str, reason: str) -> None:
-        self.absent[name] = reason
-        self._progress(f"  absent from now on: {reason}")
-        self.leave([name])
+    @contextmanager
+    def _losing(self, name: str, found: MutableMapping[str, Any]) -> Iterator[None]:
+        """What is asked of a contestant: one that dies is absent from then on and leaves `found`; the death
+        of a needed one is raised."""
+        try:
+            yield
+        except ContestantError as error:
+            if name in self._needed:
+                raise
+            self.absent[name] = str(error)
+            self._progress(f"  absent from now on: {error}")
+            self.leave([name])
+            del found[name]
 
     def settle(
         self,
@@ -254,34 +259,44 @@ class Contest:
     def windows_at(
         self, names: Sequence[str], rate_per_s: float, windows: int
     ) -> dict[str, list[WindowResult]]:
-        """Some windows of each contestant at one rate, in turns of shuffled order.
+        """Some windows of each contestant at one rate, in turns of shuffled order; none of one that dies.
 
         Raises:
-            ContestantError: a contestant has died.
+            ContestantError: a needed contestant has died.
         """
         found: dict[str, list[WindowResult]] = {name: [] for name in names}
         for number in range(windows):
-            for name in self._rng.sample(names, len(names)):
-                found[name].append(self.window(name, rate_per_s, number))
+            for name in self._rng.sample(list(found), len(found)):
+                with self._losing(name, found):
+                    found[name].append(self.window(name, rate_per_s, number))
         return found
 
     def saturated(
-        self, names: Sequence[str], weights: Sequence[float], seconds: float, rounds: int
+        self,
+        names: Sequence[str],
+        weights: Sequence[float],
+        seconds: float,
+        rounds: int,
+        until_s: float = math.inf,
     ) -> dict[str, list[float]]:
-        """Tasks a second of each contestant while eight are always open, once a round.
+        """Tasks a second of each contestant while eight are always open, once a round; none of one that dies.
 
-        Tasks are of the models by their weights, in one seeded order for all.
+        Tasks are of the models by their weights, in one seeded order for all. No round but the first begins
+        after `until_s` on the monotonic clock.
 
         Raises:
-            ContestantError: a contestant has died.
+            ContestantError: a needed contestant has died.
         """
         share = np.asarray(weights, np.float64)
         drawn = np.random.default_rng(self.load.seed).choice(len(share), size=512, p=share / share.sum())
         wanted = ClosedLoop(tuple(map(int, drawn)), OUTSTANDING, seconds)
         found: dict[str, list[float]] = {name: [] for name in names}
-        for _ in range(rounds):
-            for name in self._rng.sample(names, len(names)):
-                found[name].append(self._processes[name].saturated_per_s(wanted))
+        for number in range(rounds):
+            if number and time.monotonic() >= until_s:
+                break
+            for name in self._rng.sample(list(found), len(found)):
+                with self._losing(name, found):
+                    found[name].append(self._processes[name].saturated_per_s(wanted))
         return found
 
 

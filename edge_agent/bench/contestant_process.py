@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Final
@@ -27,25 +27,6 @@ _STOP_S: Final = 20.0
 _INPUTS: Final = 4  # different ones for each model
 _WARM_UP_S: Final = 0.1
 _SWITCH_INTERVAL_S: Final = 0.0005  # the thread that hands tasks over waits no 5 ms for Python's lock
-
-
-@contextlib.contextmanager
-def ended_politely() -> Iterator[None]:
-    """SIGTERM ends the block as an error does, and so does SIGHUP unless it is ignored, as under `nohup`:
-    suspended contestants would stay for ever."""
-
-    def leave(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    wanted = [signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        wanted.append(signal.SIGHUP)
-    before = {number: signal.signal(number, leave) for number in wanted}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class ContestantError(ExecutorError):

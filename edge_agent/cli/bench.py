@@ -58,9 +58,9 @@ def bench(
     stageloom-agent bench detector.onnx classifier.onnx
     stageloom-agent bench det=yolo.onnx:images=1x3x640x640 cls.onnx --rate det=15 --rate cls=60 --deadline 50
     """
-    from stageloom.edge_agent.bench.contestant_process import ended_politely
     from stageloom.edge_agent.bench.own_models import StatedLoad, result_text
     from stageloom.edge_agent.bench.own_models import bench as compare
+    from stageloom.edge_agent.bench.termination import ended_politely
 
     arguments = parse_models(model, ())
     names = [one.called for one in arguments]

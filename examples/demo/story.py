@@ -28,11 +28,11 @@ from examples.demo.page import render
 from examples.demo.report import AFTER, BEFORE, BUSILY, FITTING, NAIVELY, STAYING, Run, Served, assemble
 from stageloom import Client
 from stageloom.edge_agent.bench.contest import Contest, ContestLoad
-from stageloom.edge_agent.bench.contestant_process import ended_politely
 from stageloom.edge_agent.bench.load import deadlines_s
 from stageloom.edge_agent.bench.model_files import ModelUnderTest, prepare
 from stageloom.edge_agent.bench.rival_settings import NAIVE
 from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting
+from stageloom.edge_agent.bench.termination import ended_politely
 from stageloom.planner.schema.replan import ReplanInfo, TrialInfo
 
 MODELS: Final = ("inception_v3", "resnet50", "squeezenet")
@@ -175,8 +175,8 @@ class _Story:
         load = ContestLoad(
             weights=WEIGHTS, deadlines_s=self.deadlines_s, window_s=WINDOW_S, seed=100 * self.options.seed
         )
-        with Contest(device.models, load, self.say) as contest:
-            plans = {BEFORE: NIGHT, FITTING: FITTING_PLAN}
+        plans = {BEFORE: NIGHT, FITTING: FITTING_PLAN}
+        with Contest(device.models, load, self.say, needed=(NAIVE.name, *plans)) as contest:
             settings = [AgentSetting(who, device.plan(name).wire) for who, name in plans.items()]
             contest.enter([NAIVE, *settings])
             self.capacity_per_s = contest.saturated([FITTING], WEIGHTS, SATURATED_S, 1)[FITTING][0]

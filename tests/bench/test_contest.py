@@ -1,8 +1,10 @@
 """A contest whose contestants die or fail at tasks, without processes."""
 
 import math
-from collections.abc import Iterable
-from typing import ClassVar
+from collections.abc import Callable, Iterable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -18,18 +20,28 @@ NAMES = ("stageloom", "naive", "ort_2x1")
 
 
 class MortalContest(Contest):
-    """Every contestant carries the same; `dies` does so in its fifth window."""
+    """Every contestant carries the same; `dies` does so in its fifth window, and where eight tasks are always
+    open in its first."""
 
     def __init__(self, dies: str, needed: tuple[str, ...] = ("stageloom",)) -> None:
         load = ContestLoad(weights=(1.0,), deadlines_s=(1.0,))
         super().__init__([], load, lambda line: None, needed=needed)
         self.models = [None]  # type: ignore[list-item] # one; only its number counts
         self._dies = dies
+        self._processes = {
+            name: SimpleNamespace(saturated_per_s=partial(self.carry, name))  # type: ignore[misc]
+            for name in NAMES
+        }
         self.ran: list[str] = []
         self.left: list[str] = []
 
     def leave(self, names: Iterable[str]) -> None:
         self.left += names
+
+    def carry(self, name: str, wanted: object) -> float:
+        if name == self._dies:
+            raise ContestantError(f"{name} has died")
+        return CARRIED_PER_S
 
     def window(self, name: str, rate_per_s: float, number: int) -> WindowResult:
         self.ran.append(name)
@@ -57,10 +69,46 @@ def test_a_rival_that_dies_while_it_is_measured_closely_leaves_what_was_found() 
     assert contest.absent.keys() == {"naive"}
 
 
-def test_the_death_of_a_needed_contestant_ends_the_contest() -> None:
-    contest = MortalContest("stageloom")
+MEASURING: dict[str, Callable[[Contest], Any]] = {
+    "capacities": lambda contest: contest.capacities({name: CapacityFound() for name in NAMES}, SEARCH, 10.0),
+    "windows at one rate": lambda contest: contest.windows_at(NAMES, 10.0, 6),
+    "saturated": lambda contest: contest.saturated(NAMES, (1.0,), 0.1, 2),
+}
+
+
+@pytest.mark.parametrize("measure", MEASURING.values(), ids=MEASURING)
+def test_the_death_of_a_needed_contestant_ends_the_contest(measure: Callable[[Contest], Any]) -> None:
     with pytest.raises(ContestantError, match="stageloom has died"):
-        contest.capacities({name: CapacityFound() for name in NAMES}, SEARCH, 10.0)
+        measure(MortalContest("stageloom"))
+
+
+@pytest.mark.parametrize("part", ["windows at one rate", "saturated"])
+def test_a_rival_that_dies_after_the_capacities_is_absent_and_the_others_have_their_turns(part: str) -> None:
+    contest = MortalContest("naive")
+    found = MEASURING[part](contest)
+    assert {name: len(results) for name, results in found.items()} == dict.fromkeys(
+        ("stageloom", "ort_2x1"), 6 if part == "windows at one rate" else 2
+    )
+    assert contest.absent == {"naive": "naive has died"} and contest.left == ["naive"]
+
+
+def test_once_time_is_over_every_contestant_has_one_saturated_round() -> None:
+    found = MortalContest("nobody").saturated(NAMES, (1.0,), 0.1, 5, until_s=-math.inf)
+    assert found == {name: [CARRIED_PER_S] for name in NAMES}
+
+
+def test_a_window_that_is_interrupted_leaves_no_rate_without_samples() -> None:
+    class InterruptedContest(MortalContest):
+        def window(self, name: str, rate_per_s: float, number: int) -> WindowResult:
+            if len(self.ran) == 4:
+                raise KeyboardInterrupt
+            return super().window(name, rate_per_s, number)
+
+    found = {name: CapacityFound() for name in NAMES}
+    with pytest.raises(KeyboardInterrupt):
+        InterruptedContest("nobody").capacities(found, SEARCH, 10.0)
+    assert sum(len(windows) for one in found.values() for windows in one.samples.values()) == 4
+    assert all(windows for one in found.values() for windows in one.samples.values())
 
 
 def test_the_search_begins_for_each_where_it_is_told() -> None:

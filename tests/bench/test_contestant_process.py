@@ -6,9 +6,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from stageloom.edge_agent.bench.contestant_process import ended_politely, why_it_cannot_serve
+from stageloom.edge_agent.bench.contestant_process import why_it_cannot_serve
 from stageloom.edge_agent.bench.model_files import Feeds
 from stageloom.edge_agent.bench.rival_threads import Runtime, ThreadedRival
+from stageloom.edge_agent.bench.termination import ended_politely
 from stageloom.edge_agent.bench.window_run import WindowRunner
 
 FEEDS: list[list[Feeds]] = [[{"x": np.zeros(1)}], [{"x": np.zeros(1)}]]

@@ -16,11 +16,7 @@ import pytest
 
 from stageloom.edge_agent.bench.contest import Contest, ContestLoad
 from stageloom.edge_agent.bench.contestant import Contestant, ContestantSetting, TimedTask
-from stageloom.edge_agent.bench.contestant_process import (
-    ContestantError,
-    ContestantProcess,
-    ended_politely,
-)
+from stageloom.edge_agent.bench.contestant_process import ContestantError, ContestantProcess
 from stageloom.edge_agent.bench.load import ArrivalWindow
 from stageloom.edge_agent.bench.model_files import ModelUnderTest, prepare
 from stageloom.edge_agent.bench.rival_settings import (
@@ -35,6 +31,7 @@ from stageloom.edge_agent.bench.rival_threads import Runtime, ThreadedRival
 from stageloom.edge_agent.bench.runtime_options import RuntimeName, RuntimeOptions
 from stageloom.edge_agent.bench.runtimes import service_times_s
 from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting, kept_times, own_plan
+from stageloom.edge_agent.bench.termination import ended_politely
 from stageloom.edge_agent.executor_choice import TIMES_NAME
 from stageloom.shared.errors import ExitCode
 from stageloom.shared.plan import ExecutorOptions, decode_plan

@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import exp, sqrt
@@ -315,10 +317,12 @@ def test_policy_and_plan_are_judged_on_arrivals_that_chose_neither(monkeypatch: 
     assert row["policy_throughput_per_s"] > 0.0 and row["of"] in ("plan", "policy")
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, BrokenProcessPool])
 def test_what_a_stopped_run_finished_is_kept_and_only_the_rest_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1. Five pieces end, then Ctrl-C. 2. The same command is given the others alone. 3. Nothing is left."""
+    """1. Five pieces end, then Ctrl-C, SIGTERM or a worker's death. 2. The same command is given the others
+    alone. 3. Nothing is left."""
     asked: list[int] = []
     whole = {(row["method"], row["seed"]): row for row in rows_of({}, seeds=2)}
 
@@ -326,7 +330,7 @@ def test_what_a_stopped_run_finished_is_kept_and_only_the_rest_is_asked_for(
         asked.append(len(left))
         for count, piece in enumerate(left):
             if len(asked) == 1 and count == 5:
-                raise KeyboardInterrupt
+                raise error
             yield piece, whole.get((piece.method, piece.seed - 1), {**whole[TRAINING, 0], **piece._asdict()})
 
     monkeypatch.setattr(attribution_run, "_done", done)
@@ -334,7 +338,8 @@ def test_what_a_stopped_run_finished_is_kept_and_only_the_rest_is_asked_for(
     reports = []
     for _ in range(3):
         reports.append(Report("learning"))
-        attribute(reports[-1], ["nano"], ["paper"], **options)
+        with suppress(error):
+            attribute(reports[-1], ["nano"], ["paper"], **options)
     total = len(pieces(["nano"], ["paper"], 2))
     assert asked == [total, total - 5]
     assert reports[0].about["pieces"] == f"5 of {total}" and "cells" in reports[0].figures

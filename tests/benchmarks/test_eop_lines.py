@@ -1,5 +1,6 @@
 """What runs of split models are judged by: planted winners and losers, and a plan that is its own rival."""
 
+import argparse
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -7,17 +8,21 @@ from typing import Any
 
 import pytest
 
+from benchmarks.eop import __main__ as eop
 from benchmarks.eop import measured
 from benchmarks.eop.lines import (
     AGAIN,
     aa_spread,
     around,
+    auto_lines,
     bound_s,
     boundary_line,
+    line,
     model_lines,
     rival_lines,
     take_turns,
 )
+from benchmarks.runner import Report
 from stageloom.shared.errors import ModelError
 from stageloom.shared.partition import Axis
 from stageloom.shared.search.eop import splitters
@@ -94,6 +99,46 @@ def test_a_faster_plan_meets_its_lines() -> None:
 )
 def test_a_planted_loser_is_found(seconds: dict[str, float], expected: list[bool]) -> None:
     assert met(model_lines("it", windows(**seconds), PROBLEM)) == expected
+
+
+@pytest.mark.parametrize(
+    ("wide", "auto", "expected"),
+    [
+        (20.0, "wide", [True, True]),
+        (20.0, "eop", [False, False]),
+        (24.98, "eop", [True]),
+        (24.98, "wide", [True]),
+        (30.0, "wide", [False]),
+    ],
+)
+def test_where_two_threads_win_auto_must_have_chosen_them(
+    wide: float, auto: str, expected: list[bool]
+) -> None:
+    assert met(auto_lines("it", windows(wide=wide), auto, "wide")) == expected
+
+
+def test_models_before_an_interruption_are_told_with_their_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judged(subject: Any, *_: object) -> Any:
+        if subject.label == "gru":
+            raise KeyboardInterrupt
+        row = {"part": "models", "model": subject.label}
+        return SimpleNamespace(row=row, lines=[line("it", "is fast", "yes", 1.0, True)])
+
+    patched = {"judged_model": judged, "_all": lambda: [("lstm", 1), ("gru", 1)]}
+    patched |= {"load": lambda name, *_: SimpleNamespace(label=name), "find_spec": lambda _: None}
+    patched |= {"made": lambda *_: None, "layers": lambda _: None}
+    patched |= {"measured_joins": lambda *_: SimpleNamespace(handover_s=1e-3, bytes_per_s=1e9)}
+    for name, function in patched.items():
+        monkeypatch.setattr(measured, name, function)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    report = Report("eop")
+    options = argparse.Namespace(only=["models"], quick=False, minutes=1.0, cache=tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        eop.measure(report, options)
+    assert [row["part"] for row in report.rows] == ["joins", "models", "lines"]
+    assert report.figures == {"lines": 1, "lines_met": 1}
 
 
 def test_what_a_plan_differs_from_itself_is_no_difference() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.learning import launcher_run
 from benchmarks.learning.launcher import (
     FIXED,
     GRID,
@@ -25,6 +26,7 @@ from benchmarks.learning.launcher import (
     strict,
 )
 from benchmarks.learning.launcher_run import cell_rows, figures_over, table
+from benchmarks.runner import Report
 from stageloom.planner.replan.levers import by_deadline
 from stageloom.planner.twin.arrivals import Periodic, Poisson, Process
 from stageloom.planner.twin.reference import Twin
@@ -114,6 +116,24 @@ def test_the_oracle_finds_the_best_paces_where_models_do_not_meet() -> None:
 def _near(target: Paces, paces: Paces) -> tuple[float, ...]:
     pairs = zip(paces, target, strict=True)
     return (-sum(abs((9.0 if one is None else one) - (other or 0.0)) for one, other in pairs),)
+
+
+def test_cells_before_an_interruption_are_told_with_figures_over_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = cell_rows(STARVED, 1.0, 1.0)
+
+    def cell_or_ctrl_c(*where: object) -> LauncherCell:
+        if where[2] == 1.1:
+            raise KeyboardInterrupt
+        return STARVED
+
+    monkeypatch.setattr(launcher_run, "cell_of", cell_or_ctrl_c)
+    monkeypatch.setattr(launcher_run, "cell_rows", lambda _: [dict(row) for row in found])
+    report = Report("learning")
+    with pytest.raises(KeyboardInterrupt):
+        launcher_run.launcher(report, ["nano"])
+    assert len(report.rows) == len(found) and report.figures["cells"] == 1.0
 
 
 @pytest.mark.promise("launcher-beside-fixed-rule")

@@ -338,12 +338,12 @@ def test_a_contestant_that_dies_leaves_the_loads_before(monkeypatch: pytest.Monk
             self, names: list[str], rate_per_s: float, windows: int
         ) -> dict[str, list[WindowResult]]:
             if rate_per_s > 5.0:
-                raise ContestantError("naive died")
+                raise ContestantError("day died")
             result = WindowResult(np.zeros(4, np.int64), np.full(4, 0.01), np.full(4, True))
             return {name: [result] * windows for name in names}
 
     @contextmanager
-    def dying(*_: object) -> Iterator[Dying]:
+    def dying(*_: object, needed: tuple[str, ...]) -> Iterator[Dying]:
         yield Dying()
 
     monkeypatch.setattr("benchmarks.pays.gain.Contest", dying)

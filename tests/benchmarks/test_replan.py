@@ -1,11 +1,17 @@
 """What a swap's stall is worked out from: when tasks of the steady stream ended."""
 
+import argparse
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from benchmarks.replan import BACKLOG, Backlog, gap_ms
+from benchmarks import replan
+from benchmarks.replan import BACKLOG, Backlog, figures_of, gap_ms
+from benchmarks.runner import Report
 
 SECOND_US = 1_000_000
 
@@ -52,3 +58,26 @@ def test_a_backlog_keeps_its_own_count_of_lost_tasks() -> None:
     client.open[1].set_result({})
     assert backlog.lost == 1
     assert len(client.open) == BACKLOG + 2
+
+
+def round_of(how: str, active_ms: float) -> dict[str, Any]:
+    return {"how": how, "trigger_to_active_ms": active_ms, "stall_ms": active_ms / 10, "lost": 1}
+
+
+def test_rounds_before_one_that_gets_nowhere_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rounds(*_: object) -> Iterator[dict[str, Any]]:
+        yield from (round_of("proven", 40.0), round_of("trial", 900.0))
+        raise TimeoutError("no better plan is active")
+
+    monkeypatch.setattr(replan, "rounds", rounds)
+    monkeypatch.setattr(replan, "Bench", lambda *_, **__: nullcontext(SimpleNamespace(prepare=list)))
+    report = Report("replan")
+    with pytest.raises(TimeoutError):
+        replan.measure(report, argparse.Namespace(quick=True))
+    assert len(report.rows) == 2
+    assert report.figures == figures_of([round_of("proven", 40.0), round_of("trial", 900.0)])
+    assert report.figures["proven_active_p50_ms"] == 40.0 and report.figures["lost_tasks"] == 2.0
+
+
+def test_where_no_plan_was_proven_there_is_no_time_to_one() -> None:
+    assert not any("proven_active" in name for name in figures_of([round_of("trial", 900.0)]))

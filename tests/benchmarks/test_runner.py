@@ -3,9 +3,13 @@
 import argparse
 import json
 import math
+import signal
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from benchmarks import demos
 from benchmarks.runner import Report, rank_correlation, run
 
 
@@ -15,10 +19,20 @@ def fails_late(report: Report, options: argparse.Namespace) -> None:
     raise SystemExit(7)
 
 
-def test_what_was_measured_before_a_benchmark_fails_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def ended_late(report: Report, options: argparse.Namespace) -> None:
+    """Measure one thing, and be told to end, as `timeout` does, at the next one."""
+    report.add({"first_s": 1.5}, [{"part": "first"}])
+    assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL, "it would end this process at once"
+    signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("measure", "code"), [(fails_late, 7), (ended_late, 128 + signal.SIGTERM)])
+def test_what_was_measured_before_a_benchmark_fails_is_printed(
+    measure: Callable[[Report, argparse.Namespace], None], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
-        run(fails_late, argv=["--json"])
-    assert ended.value.code == 7
+        run(measure, argv=["--json"])
+    assert ended.value.code == code
     found = json.loads(capsys.readouterr().out)
     assert found["figures"] == {"first_s": 1.5} and found["rows"] == [{"part": "first"}]
     assert found["machine"]["ended_by"] == "SystemExit"
@@ -37,6 +51,20 @@ def test_what_is_no_number_is_no_figure_and_null_in_a_row(capsys: pytest.Capture
     assert found["figures"] == {"kept": 1.0} and found["rows"] == [{"low": None, "series": [None, 2.0]}]
     run(not_numbers, argv=[])
     assert "nan" not in capsys.readouterr().out
+
+
+def test_runs_of_the_demo_before_the_last_one_failed_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def once(seed: int, *options: str) -> dict[str, Any]:
+        if seed == 3:
+            raise KeyboardInterrupt
+        return {"seed": seed, "exit": seed - 1, "replans": [{"outcome": "committed"}] * (2 - seed)}
+
+    monkeypatch.setattr(demos, "demo", once)
+    report = Report("demos")
+    with pytest.raises(KeyboardInterrupt):
+        demos.measure(report, argparse.Namespace(runs=10, quick=False))
+    assert [row["seed"] for row in report.rows] == [1, 2]
+    assert report.figures == {"runs": 2, "committed": 1, "failed": 1}
 
 
 def test_rank_correlation_sees_order_alone_and_shares_the_ranks_of_equals() -> None:

@@ -2,9 +2,11 @@
 
 import argparse
 import json
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,15 +14,27 @@ import pytest
 from benchmarks.real_models.fetching import NoRegistryError
 from benchmarks.runner import Report
 from benchmarks.slo import __main__ as slo
+from benchmarks.slo import one_mix
 from benchmarks.slo.__main__ import NO_REGISTRY, Shares, figure_of, geometric_means
 from benchmarks.slo.mixes import MIXES
-from benchmarks.slo.one_mix import QUICK, MixMeasurement, MixResult, best_of, finalists, saturated_rivals
+from benchmarks.slo.one_mix import (
+    QUICK,
+    MixEffort,
+    MixMeasurement,
+    MixResult,
+    best_of,
+    finalists,
+    saturated_rivals,
+)
 from benchmarks.zoo import ZOO
-from stageloom.edge_agent.bench.capacity import WindowCounts
+from stageloom.edge_agent.bench.capacity import CapacitySearch, WindowCounts
 from stageloom.edge_agent.bench.contest import CapacityFound
+from stageloom.edge_agent.bench.contestant_process import ContestantError
 from stageloom.edge_agent.bench.load import rate_index, rate_per_s
 from stageloom.edge_agent.bench.model_files import prepare
-from stageloom.edge_agent.bench.rival_settings import Family
+from stageloom.edge_agent.bench.rival_settings import Family, RivalSetting
+from stageloom.edge_agent.bench.runtime_options import RuntimeOptions
+from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting
 from tests.agent.models import write_tiny
 
 FAMILIES = {
@@ -82,30 +96,119 @@ def test_saturated_the_loop_written_by_hand_is_no_setting_and_is_compared_with_b
 
 
 class SaturatedContest:
-    """What each carries while eight tasks are open; some are absent."""
+    """What each carries while eight tasks are open; `dies` does so where few are compared."""
 
-    def __init__(self) -> None:
+    def __init__(self, dies: str = "") -> None:
         self.absent = {"ov": "no such operator"}
         self.carried = {"naive": 4.0, "quick": 10.0, "by_deadline": 20.0, "stageloom": 8.0}
+        self.names = list(self.carried)
+        self._dies = dies
+
+    def enter(self, settings: Iterable[AgentSetting]) -> None:
+        self.names += [one.name for one in settings if one.name not in self.names]
+        self.carried = dict.fromkeys(self.names, 8.0) | self.carried
+
+    def leave(self, names: Iterable[str]) -> None:
+        self.names = [name for name in self.names if name not in [*names]]
 
     def saturated(
-        self, names: Iterable[str], weights: object, seconds: float, rounds: int
+        self, names: Sequence[str], weights: object, seconds: float, rounds: int, until_s: float
     ) -> dict[str, list[float]]:
-        return {name: [self.carried[name]] * rounds for name in names}
+        self.leave([self._dies] if len(names) < 4 else [])
+        return {name: [self.carried[name]] * rounds for name in names if name in self.names}
 
 
 def told() -> MixMeasurement:
     """One that has started nothing."""
     one = object.__new__(MixMeasurement)
     one.name, one.result, one._effort = "tiny", MixResult(), QUICK
+    one._models, one._weights, one._times_folder = [SimpleNamespace(name="tiny0")], [1.0], ""  # type: ignore[list-item]
+    one._bfloat16, one._began_s, one._families = False, 0.0, FAMILIES
     return one
 
 
 def test_saturated_figures_are_over_the_best_setting_and_over_the_loop() -> None:
     one, contest = told(), SaturatedContest()
-    one._saturated(contest, "mix", list(contest.carried), FAMILIES, "stageloom", [1.0])  # type: ignore[arg-type]
+    one._saturated(contest, "mix", "stageloom", [1.0], math.inf)  # type: ignore[arg-type]
     figures = {"auto_over_best_setting.mix": 0.8, "auto_over_by_deadline.mix": 0.4}
     assert one.result.figures == pytest.approx(figures)
+
+
+def left_out(one: MixMeasurement) -> list[tuple[str, str | None]]:
+    return [(row["load"], row.get("rival")) for row in one.result.rows if row["part"] == "left_out"]
+
+
+def test_of_a_rival_that_dies_while_it_is_compared_there_is_no_figure_and_the_others_stay() -> None:
+    one = told()
+    one._saturated(SaturatedContest("quick"), "mix", "stageloom", [1.0], math.inf)  # type: ignore[arg-type]
+    assert one.result.figures == pytest.approx({"auto_over_by_deadline.mix": 0.4})
+    assert left_out(one) == [("mix", "quick")]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_no_load_begins_once_the_mix_s_time_is_over(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = iter([0.0, 100.0 if late else 1.0])
+    monkeypatch.setattr(one_mix, "time", SimpleNamespace(monotonic=lambda: next(now_s)))
+    one, contest = told(), SaturatedContest()
+    one._saturate(contest)  # type: ignore[arg-type]
+    assert left_out(one) == ([("tiny0", None)] if late else [])
+    assert ("auto_over_best_setting.tiny0" in one.result.figures) is not late
+    assert "stageloom_tiny0" not in contest.names
+
+
+class AskedContest(SaturatedContest):
+    """Notes whose capacities are asked for, in how many windows; Ctrl-C comes when the finalists settle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[list[str], int]] = []
+
+    def capacities(self, found: dict[str, CapacityFound], search: CapacitySearch, *_: float) -> None:
+        self.asked.append((list(found), search.many))
+        found.update({name: FOUND[name] for name in found})
+
+    def settle(self, *_: object) -> None:
+        raise KeyboardInterrupt
+
+
+def test_ablations_have_windows_of_their_own_and_what_is_known_is_told_where_the_rest_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, contest = told(), AskedContest()
+    one._effort = MixEffort(900.0)
+    rivals = [RivalSetting(name, FAMILIES[name], RuntimeOptions()) for name in ("naive", "quick")]
+    patched: dict[str, object] = {
+        "_rivals": rivals,
+        "_tell_plan": None,
+        "_ablations": [AgentSetting("stageloom_unpinned")],
+    }
+    patched |= {"_first_per_s": 10.0, "_until_s": 1.0}
+    for name, answer in patched.items():
+        monkeypatch.setattr(one, name, lambda *_, answer=answer: answer)
+    contest.names = []
+    with pytest.raises(KeyboardInterrupt):
+        one._measure(contest)  # type: ignore[arg-type]
+    assert contest.asked[1] == (["stageloom_unpinned"], 4)
+    measured = [row["contestant"] for row in one.result.rows if row["part"] == "capacity"]
+    assert measured == ["naive", "quick", "stageloom", "stageloom_unpinned"]
+
+
+def closely(per_s: float) -> CapacityFound:
+    """As `carries`, from four windows at either side of the border."""
+    samples = carries(per_s).samples
+    return CapacityFound({place: windows * 4 for place, windows in samples.items()})
+
+
+def test_an_ablation_is_compared_with_the_whole_plan_where_both_have_windows_enough() -> None:
+    one = told()
+    found = {name: closely(per_s) for name, per_s in (("stageloom", 30.0), ("stageloom_unpinned", 15.0))}
+    one._tell(found | {"stageloom_whole": carries(15.0)})
+    rows = {row["contestant"]: row for row in one.result.rows if row["part"] == "over_full"}
+    assert rows["stageloom_unpinned"]["value"] == pytest.approx(0.5, rel=0.05)
+    assert (
+        rows["stageloom_unpinned"]["low"] <= 0.5 * 1.05 and rows["stageloom_unpinned"]["high"] >= 0.5 * 0.95
+    )
+    assert rows["stageloom_whole"]["value"] is None
 
 
 def test_rows_of_capacities_say_whether_the_search_was_over() -> None:
@@ -116,7 +219,7 @@ def test_rows_of_capacities_say_whether_the_search_was_over() -> None:
         "naive": CapacityFound({30: [WindowCounts(np.array([9]), np.array([9]))]}),
         "ov_bf16": CapacityFound({lowest: [NONE_IN_TIME]}),
     }
-    one._tell(SaturatedContest(), found, FAMILIES)  # type: ignore[arg-type]
+    one._tell(found)
     rows = {row["contestant"]: row for row in one.result.rows if row["part"] == "capacity"}
     columns = ("grid_per_s", "open", "above_per_s")
     assert [rows["quick"][name] for name in columns] == [pytest.approx(10.0, rel=0.05), False, None]
@@ -151,7 +254,7 @@ def test_there_is_no_mean_of_a_ratio_that_one_mix_lacks() -> None:
 
 
 class MixThat:
-    """Carries twice what the rival does; it dies after that where it is called so."""
+    """Carries twice what the rival does; an error comes after that for two of the mixes."""
 
     def __init__(self, name: str, *_: object, **how: object) -> None:
         self.result = MixResult({"over_best": 2.0}, [{"part": "ratio", "mix": name}])
@@ -159,7 +262,9 @@ class MixThat:
 
     def run(self) -> None:
         if self._name == "ocr":
-            raise RuntimeError("a contestant died")
+            raise RuntimeError("the benchmark is wrong")
+        if self._name == "urgent":
+            raise ContestantError("stageloom has died")
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, cache: Path, *mixes: str) -> tuple[Report, int | str]:
@@ -184,18 +289,22 @@ def test_a_mix_that_fails_leaves_what_is_known_of_it_and_of_those_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report, ended = measured(monkeypatch, tmp_path, "zoo", "ocr")
-    assert ended == "a contestant died"
+    assert ended == "the benchmark is wrong"
     assert report.figures == {"over_best.zoo": 2.0, "over_best.ocr": 2.0}
     assert [row["mix"] for row in report.rows] == ["zoo", "ocr"]
 
 
-def test_a_mix_whose_registry_is_away_is_a_row_and_others_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("mix", "code", "parts"), [("small", NO_REGISTRY, ["absent"]), ("urgent", 1, ["ratio", "absent"])]
+)
+def test_a_mix_whose_registry_is_away_or_whose_agent_dies_is_a_row_and_the_next_is_measured(
+    mix: str, code: int, parts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report, ended = measured(monkeypatch, tmp_path, "zoo", "small")
-    assert ended == NO_REGISTRY
-    assert report.figures == {"over_best.zoo": 2.0}
-    assert [(row["part"], row["mix"]) for row in report.rows] == [("ratio", "zoo"), ("absent", "small")]
+    report, ended = measured(monkeypatch, tmp_path, mix, "zoo")
+    assert ended == code
+    assert report.figures["over_best.zoo"] == 2.0
+    assert [row["part"] for row in report.rows if row["mix"] == mix] == parts
+    assert [row["part"] for row in report.rows if row["mix"] == "zoo"] == ["ratio"]
 
 
 def test_every_mix_names_models_that_there_are() -> None:

@@ -115,6 +115,39 @@ def test_an_unpaced_plan_in_a_closed_loop_is_compared_with_the_fast_ones_closed_
     assert row["closed_over_fast_only"] == pytest.approx(1.5)
 
 
+class SlowerPair(BesidePair):
+    """Heads take 3 s, tails 1 s and away 9 s; 0.4 of them go away in the closed loop, `away` at the rate."""
+
+    def __init__(self, away: float) -> None:
+        super().__init__()
+        self._away = away
+        self.rates: list[float] = []
+
+    @contextmanager
+    def _rig(self, plan: Any, **how: Any) -> Iterator[Any]:
+        def busy(at_once: int, count: int, slow_down: Any) -> Run:
+            steps = []
+            for batch in range(count):
+                tail = (SLOW, 3.0, 12.0) if batch % 5 < 2 else (FAST, 3.0, 4.0)
+                steps += [(batch, 0, FAST, 0.0, 3.0), (batch, 1, *tail)]
+            return ran(*steps, arrivals_s=[0.0] * count, ends_s=[12.0] * count)
+
+        def near(arrivals_s: list[float], slow_down: Any) -> Any:
+            self.rates.append(1 / arrivals_s[1])
+            return SimpleNamespace(most_waiting=2, away=lambda first: self._away)
+
+        yield SimpleNamespace(closed_loop=busy, open_loop=near)
+
+
+@pytest.mark.parametrize(("away", "met"), [(0.0, False), (0.1, False), (0.2, True)])
+def test_near_the_highest_rate_with_a_slower_slow_resource_tails_must_go_away(away: float, met: bool) -> None:
+    """The fast one alone carries a batch in 4 s, the highest rate is one in 3.6 s."""
+    pair = SlowerPair(away)
+    *_, line = pair._slower(Rate(plan=None, per_s=0.0, closed_per_s=0.0, parts=None))  # type: ignore[arg-type]
+    assert pair.rates == [pytest.approx(0.97 / 3.6)] and pair.rates[0] > 1 / 4
+    assert line.met is met and line.beside == {"away": away}
+
+
 class TwoLines:
     """A pair of which two lines are measured; of the detector's only one, then it fails."""
 
@@ -152,13 +185,13 @@ def reported(monkeypatch: pytest.MonkeyPatch, cache: Path, *models: str) -> tupl
         return report, str(error)
 
 
-def test_a_model_that_cannot_be_fetched_leaves_the_lines_of_those_before(
+def test_a_model_that_cannot_be_fetched_leaves_the_lines_of_all_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report, ended = reported(monkeypatch, tmp_path, "inception_v3", "minilm")
+    report, ended = reported(monkeypatch, tmp_path, "minilm", "inception_v3")
     assert ended == staronnx.NO_REGISTRY
     assert report.figures == {"lines": 2, "lines_met": 1}
-    assert [row["part"] for row in report.rows] == ["lines", "lines", "rates", "absent"]
+    assert [row["part"] for row in report.rows] == ["absent", "lines", "lines", "rates"]
 
 
 def test_a_pair_that_fails_leaves_the_lines_that_it_had(

@@ -1,10 +1,14 @@
 """The comparison of the twin with the engine: which plans are drawn, and what the figures mean."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from benchmarks.runner import rank_correlation
+from benchmarks.runner import Report, rank_correlation
+from benchmarks.twin import __main__ as twin
 from benchmarks.twin.__main__ import figures
 from benchmarks.twin.calibration import calibration, sample
 from benchmarks.twin.engine_device import _union_s
@@ -62,6 +66,34 @@ def test_figures_compare_a_column_with_what_was_measured() -> None:
     assert found["p99_median_relative_error"] == pytest.approx(0.1)
     assert found["busy_median_relative_error"] == pytest.approx(1.0)
     assert found["rank_correlation"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("stops_in", "told"), [(1, []), (2, [{"a": 2, "b": 2}])])
+def test_turns_that_were_whole_before_an_interruption_are_compared(
+    stops_in: int, told: list[dict[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    found: list[dict[str, int]] = []
+
+    def serve(trial: object, artifacts: object, seconds: float, turn: int) -> None:
+        asked.append(turn)
+        if asked.count(stops_in) == 2:
+            raise KeyboardInterrupt
+
+    def compare(*given: Any) -> None:
+        served: dict[str, Sequence[object]] = given[4]
+        found.append({name: len(windows) for name, windows in served.items()})
+
+    collected = SimpleNamespace(round=lambda seconds: None)
+    patched: dict[str, Any] = {name: lambda *_: {} for name in ("operator_times", "service_times")}
+    patched |= {"calibration": lambda _: {"one": None}, "Collected": lambda *_: collected}
+    patched |= {"sample": lambda *_: [SimpleNamespace(name="a"), SimpleNamespace(name="b")]}
+    patched |= {"serve": serve, "compare": compare}
+    for name, function in patched.items():
+        monkeypatch.setattr(twin, name, function)
+    with pytest.raises(KeyboardInterrupt):
+        twin.accuracy(Report("twin"), {}, quick=False)
+    assert found == told
 
 
 def test_equal_values_share_their_rank() -> None:
