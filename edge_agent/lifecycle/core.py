@@ -269,7 +269,7 @@ class Lifecycle:
                 self._environment = environment
                 return self.session.is_now(environment, self.report(), now_s)
             case control.Alarm():
-                self._alarms.take(event, self.session.environment)
+                self._alarms.take(event, self.session.environment, now_s)
                 self._local.alarm(event.cause, self.state, now_s)
             case ev.PlansMade(plans):
                 self._local.made(plans)
