@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from stageloom.edge_agent.lifecycle import attempts
 from stageloom.edge_agent.lifecycle import events as ev
@@ -315,7 +315,7 @@ class Lifecycle:
                 wanted.add(desired.stage_profile.request)
         self._needs.forget_profiles(keep=wanted)
         cause, reason = TransitionCause.DESIRED, ""
-        if attempts.only_measures(self.state, desired):
+        if measures := attempts.only_measures(self.state, desired):
             cause, reason = TransitionCause.MEASURE, attempts.standing(self.state.reason)
         moved = structs.replace(
             before.moved(cause, reason),
@@ -324,6 +324,7 @@ class Lifecycle:
             trial=None,
             abandoned=0,
             way="",
+            judged_in=before.judged_in if measures else UNSET,
             answered=tuple(request for request in self.state.answered if request in wanted),
         )
         # What was fetched for the value before, or half of it, would take the room of what this one needs.

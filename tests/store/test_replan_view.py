@@ -264,6 +264,22 @@ def test_a_verdict_is_filed_under_the_environment_that_it_was_found_in_whatever_
     assert proven == {CLASS: [], "second": [other.digest] if outcome == "committed" else [], "third": []}
 
 
+def test_a_replan_that_ended_stays_as_it_is_where_its_plan_is_tried_again_in_another_mode(rig: Rig) -> None:
+    """Not where the first of two trials had no verdict, as the mode changed during it."""
+    for abandoned, found in ((False, ("no_gain", 8, "first")), (True, ("no_gain", 9, "second"))):
+        other = replace(rig.runs, lanes=3 if abandoned else 2)
+        rig.replanned(other, "")
+        rig.store.write(_pending)
+        at = rig.store.read(newest_desired, NANO)
+        verdict = "abandoned" if abandoned else "no_gain"
+        rig.tried(other, verdict, known=False, generation=at, environment="first")
+        rig.store.write(set_states, [(NANO, *at, DeviceState.NO_GAIN, "", T0_US)])
+        rig.tried(other, "no_gain", known=False, generation=at, environment="second", pairs=9)
+        (info, *_) = rig.store.read(replan_infos, NANO)
+        environment = rig.store.read(_environment, info.replan)
+        assert (info.outcome, info.pairs, environment) == found
+
+
 @pytest.mark.parametrize(("moved_s", "set_s", "met_per_s"), [(2, 0, 40.0), (4, 0, 10.0), (2, YEAR_S, 40.0)])
 def test_a_verdict_is_about_the_arrivals_that_came_when_it_was_said(
     rig: Rig, clock: ManualClock, moved_s: int, set_s: int, met_per_s: float
@@ -683,6 +699,10 @@ def _ended(session: Session, number: int, verdict: str, pairs: int = 0) -> None:
     pushed = select(ReplanRow.generation).where(ReplanRow.replan == number).scalar_subquery()
     of_device = (GenerationRow.device == NANO, GenerationRow.generation == pushed)
     session.execute(update(GenerationRow).where(*of_device).values(state=values["outcome"]))
+
+
+def _environment(session: Session, replan: int) -> str:
+    return session.scalars(select(ReplanRow.environment).where(ReplanRow.replan == replan)).one()
 
 
 def _pending(session: Session) -> None:
