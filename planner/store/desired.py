@@ -363,18 +363,19 @@ def may_plan(session: Session, device: DeviceId) -> bool:
 
 
 def adopt_plan(session: Session, device: DeviceId, local: LocalPlan, plan: Plan) -> Desired | None:
-    """Make a plan that the device made its next generation, if nothing newer was desired meanwhile.
+    """Keep a plan that the device made; its next generation, if nothing newer was desired meanwhile.
 
     Returns what is desired then, None where a newer value stands, or a rollout waits for the device's verdict
-    on it. Whether the device may make it is for
-    `stageloom.planner.store.generations.permits_local_plan` to say.
+    on it: that may fail, and what runs on is what re-plans begin with. Whether the device may make it is for
+    `stageloom.planner.store.generations.require_permitted` to say.
 
     Raises:
         InputError: an artifact of it is not here, or the device is revoked.
     """
-    if newest_desired(session, device) != (local.epoch, local.generation) or is_asked(session, device):
-        return None
+    newest = newest_desired(session, device)
     name = keep_plan(session, plan, LOCAL)
+    if newest != (local.epoch, local.generation) or is_asked(session, device):
+        return None
     return push(session, Push(device=device, plan=name, decided_by=LOCAL))
 
 

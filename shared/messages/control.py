@@ -283,7 +283,7 @@ class LocalPlan(Message, frozen=True, kw_only=True, tag="local_plan"):
     """Device to planner: what runs was planned here, while (epoch, generation) was the newest desired value.
 
     The planner adopts it as the next generation if that is still so; the new desired value is the answer.
-    Otherwise nothing: the newer desired plan is tried against it.
+    Otherwise it is kept: the newer desired plan is tried against it, and may lose.
     """
 
     boot: BootId

@@ -34,7 +34,7 @@ from stageloom.shared.clock import ManualClock
 from stageloom.shared.engine.trial import UNDECIDED
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId, Digest
-from stageloom.shared.messages.control import Alarm, DeviceState, ModelLoad, Origin, Report
+from stageloom.shared.messages.control import Alarm, DeviceState, LocalPlan, ModelLoad, Origin, Report
 from stageloom.shared.messages.telemetry import (
     CoreRange,
     ExecutorFact,
@@ -329,6 +329,26 @@ def test_an_unknown_plan_or_replan_is_named(rig: Rig) -> None:
         observe(rig.store, NANO, 99, T0_US)
     with pytest.raises(InputError, match="is not known here"):
         observe(rig.store, NANO, rig.replan(paced(rig.runs, 9)), T0_US)
+
+
+def test_a_plan_that_a_device_made_and_that_came_too_late_to_be_adopted_is_what_its_re_plans_begin_with(
+    rig: Rig,
+) -> None:
+    """An operator has pushed another plan meanwhile, which loses its trial."""
+    local, at = paced(rig.runs, 9), rig.store.read(newest_desired, NANO)
+    told = LocalPlan(
+        boot=7,
+        epoch=at[0],
+        generation=at[1],
+        local_counter=1,
+        plan_digest=local.digest,
+        plan=local.wire,
+        artifacts=(),
+        cause="variance",
+    )
+    rig.store.write(push, Push(device=NANO, plan="runs", decided_by="operator"))
+    assert LinkStore(rig.store).adopt_local(NANO, told) is None
+    assert observe(rig.store, NANO, rig.replan(local), T0_US).incumbent == local
 
 
 def test_models_without_costs_are_named_until_they_are_measured_and_a_month_later(rig: Rig) -> None:
