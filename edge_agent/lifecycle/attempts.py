@@ -24,7 +24,14 @@ from stageloom.edge_agent.lifecycle.states import (
     RunnablePlan,
     TransitionCause,
 )
-from stageloom.shared.engine.trial import UNDECIDED, TrialRecord, TrialResult, Verdict, found_at_boot
+from stageloom.shared.engine.trial import (
+    NO_LOAD,
+    UNDECIDED,
+    TrialRecord,
+    TrialResult,
+    Verdict,
+    found_at_boot,
+)
 from stageloom.shared.errors import PlanError
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import Activation, Desired, DeviceState
@@ -196,6 +203,15 @@ def uncompared(state: LinkState, attempt: PlanAttempt, staged: PlanStaged) -> bo
     good = state.last_good
     other = good is not None and good.ref.digest != attempt.plan.ref.digest
     return asked and other and staged.alone and not attempt.local
+
+
+def without_load(state: LinkState, attempt: PlanAttempt, idle: TrialResult) -> TrialResult:
+    """What comes of an attempt at a plan on a device that a trial found idle.
+
+    A re-plan's plan answers a load that has stopped: what runs is kept for when it comes back.
+    """
+    needs_load = not attempt.local and state.desired is not None and state.desired.needs_load is True
+    return replace(idle, verdict=Verdict.NO_GAIN, reason=NO_LOAD) if needs_load else idle
 
 
 def activated(

@@ -175,6 +175,8 @@ class Lifecycle:
         attempt = self._attempt(attempt_id, DeviceState.STAGED, DeviceState.TRIAL)
         actions: list[Action] = []
         if attempt is not None and result.verdict is Verdict.IDLE:
+            result = attempts.without_load(self.state, attempt, result)
+        if attempt is not None and result.verdict is Verdict.IDLE:
             return self._apply(
                 attempts.activated(self.state, attempt, Way.IDLE, control, self._now_us, result.reason)
             )
