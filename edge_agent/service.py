@@ -23,7 +23,7 @@ from stageloom.edge_agent.lifecycle.events import TimePassed
 from stageloom.edge_agent.loop import READ, Loop
 from stageloom.edge_agent.metrics.settings import metrics_keeper
 from stageloom.edge_agent.parts import LifecycleFactory, Parts, make_parts
-from stageloom.edge_agent.replan.load_watch import LoadWatch
+from stageloom.edge_agent.replan.load_watch import ChosenFile, LoadWatch
 from stageloom.edge_agent.reporting.status import (
     AgentStatus,
     EngineStatus,
@@ -119,7 +119,8 @@ class Agent:
         self._parts = parts = make_parts(config, self.loop, make_lifecycle, self._on_report)
         self._engine, self._plans, self._lifecycle = parts.engine, parts.plans, parts.lifecycle
         self._journal, self._profiles = parts.journal, parts.profiles
-        self._load = LoadWatch(parts, parts.lifecycle.core.state.environment)
+        chosen = ChosenFile(config.home_path / "chosen_for")
+        self._load = LoadWatch(parts, parts.lifecycle.core.state.environment, chosen)
         self._choice = choice
         self._ways = WayWatch(parts)
         self._counters = _counted(parts) if config.metrics.listen else None

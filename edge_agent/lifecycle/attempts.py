@@ -24,7 +24,14 @@ from stageloom.edge_agent.lifecycle.states import (
     RunnablePlan,
     TransitionCause,
 )
-from stageloom.shared.engine.trial import UNDECIDED, TrialRecord, TrialResult, Verdict, found_at_boot
+from stageloom.shared.engine.trial import (
+    NO_LOAD,
+    UNDECIDED,
+    TrialRecord,
+    TrialResult,
+    Verdict,
+    found_at_boot,
+)
 from stageloom.shared.errors import PlanError
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import Activation, Desired, DeviceState
@@ -37,6 +44,7 @@ HELD_MOST: Final = 64
 `revision` rises over the device's life."""
 
 MAX_PROVEN: Final = 64
+MAX_JUDGED_IN: Final = 16
 MAX_BARRED: Final = 32
 """Digests of plans and of structures that failed here, remembered until the environment changes."""
 
@@ -197,6 +205,15 @@ def uncompared(state: LinkState, attempt: PlanAttempt, staged: PlanStaged) -> bo
     return asked and other and staged.alone and not attempt.local
 
 
+def without_load(state: LinkState, attempt: PlanAttempt, idle: TrialResult) -> TrialResult:
+    """What comes of an attempt at a plan on a device that a trial found idle.
+
+    A re-plan's plan answers a load that has stopped: what runs is kept for when it comes back.
+    """
+    needs_load = not attempt.local and state.desired is not None and state.desired.needs_load is True
+    return replace(idle, verdict=Verdict.NO_GAIN, reason=NO_LOAD) if needs_load else idle
+
+
 def activated(
     state: LinkState, attempt: PlanAttempt, way: Way, control: Digest | None, now_us: int, reason: str = ""
 ) -> Changed:
@@ -302,11 +319,16 @@ def environment_changed(state: LinkState, environment: str, now_us: int) -> Chan
     """Verdicts hold for one environment; what is compared in another is no comparison.
 
     What last-known-good made tasks wait is what a guard compares with, so that runs again, and the attempt at
-    the plan begins anew.
+    the plan begins anew; not in an environment in which there was a verdict on the desired plan before.
     """
     reason = "the environment changed"
     after = structs.replace(state, environment=environment, barred=())
+    judged_in = () if state.judged_in is UNSET else state.judged_in
     if state.state in VERDICTS:
+        others = tuple(one for one in judged_in if one != state.environment)
+        judged_in = (*others, state.environment)[-MAX_JUDGED_IN:]
+        after = structs.replace(after, judged_in=judged_in)
+    if state.state in VERDICTS and environment not in judged_in:
         after, rows = superseded(after, now_us, reason)
         after = after.moved(TransitionCause.ENVIRONMENT, f"tried again: {reason}")
         return structs.replace(after, probation_boots=0, abandoned=0), rows
@@ -326,6 +348,8 @@ def environment_changed(state: LinkState, environment: str, now_us: int) -> Chan
             )
             after = structs.replace(after, active=state.last_good.ref)
             after = after if attempt.local else structs.replace(after, probation_boots=0)
+    if after.state in UNDONE and environment in judged_in:
+        after = after.moved(TransitionCause.REFUSED, "it had a verdict in this environment before")
     return after, rows
 
 

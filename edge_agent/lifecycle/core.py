@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from stageloom.edge_agent.lifecycle import attempts
 from stageloom.edge_agent.lifecycle import events as ev
@@ -175,6 +175,8 @@ class Lifecycle:
         attempt = self._attempt(attempt_id, DeviceState.STAGED, DeviceState.TRIAL)
         actions: list[Action] = []
         if attempt is not None and result.verdict is Verdict.IDLE:
+            result = attempts.without_load(self.state, attempt, result)
+        if attempt is not None and result.verdict is Verdict.IDLE:
             return self._apply(
                 attempts.activated(self.state, attempt, Way.IDLE, control, self._now_us, result.reason)
             )
@@ -269,7 +271,7 @@ class Lifecycle:
                 self._environment = environment
                 return self.session.is_now(environment, self.report(), now_s)
             case control.Alarm():
-                self._alarms.take(event, self.session.environment)
+                self._alarms.take(event, self.session.environment, now_s)
                 self._local.alarm(event.cause, self.state, now_s)
             case ev.PlansMade(plans):
                 self._local.made(plans)
@@ -315,7 +317,7 @@ class Lifecycle:
                 wanted.add(desired.stage_profile.request)
         self._needs.forget_profiles(keep=wanted)
         cause, reason = TransitionCause.DESIRED, ""
-        if attempts.only_measures(self.state, desired):
+        if measures := attempts.only_measures(self.state, desired):
             cause, reason = TransitionCause.MEASURE, attempts.standing(self.state.reason)
         moved = structs.replace(
             before.moved(cause, reason),
@@ -324,6 +326,7 @@ class Lifecycle:
             trial=None,
             abandoned=0,
             way="",
+            judged_in=before.judged_in if measures else UNSET,
             answered=tuple(request for request in self.state.answered if request in wanted),
         )
         # What was fetched for the value before, or half of it, would take the room of what this one needs.

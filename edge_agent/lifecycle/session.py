@@ -168,37 +168,55 @@ class PlannerSession:
         return [SendMessage(hello)]
 
 
+_OF_QUEUES: Final = (Cause.VARIANCE.value, Cause.OLDEST_AGE.value)
+_QUEUES_S: Final = 120.0
+"""What queues were longer ago asks for nothing now; where they diverge yet, there is a newer alarm."""
+
+
+def _rank(alarm: Alarm) -> int:
+    """An alarm takes the place of those of its rank and above, as it says all that they did, but later.
+
+    Only a drift has costs renewed, and what stands behind one of queues was told once.
+    """
+    if alarm.cause == Cause.DRIFT.value:
+        return 0
+    return 2 if alarm.cause in _OF_QUEUES else 1
+
+
 class AlarmBox:
     """Sends the newest alarm until it is acknowledged, and before it a drift that is not.
 
-    The newest one says all that an older one did, but later; only a drift, raised once, has costs renewed.
-    Alarms are kept over reconnects and forgotten with the boot: what a device saw before it stopped asks for
-    nothing now.
+    One of queues is dropped after two minutes: then what stands behind it is the newest. Alarms are kept over
+    reconnects and forgotten with the boot: what a device saw before it stopped asks for nothing now.
     """
 
     def __init__(self, boot: int) -> None:
         self._boot = boot
         self._raised = 0  # of this boot
-        self._open: list[Alarm] = []  # that the planner is not known to have: a drift, the newest
+        self._open: list[Alarm] = []  # that the planner is not known to have, one of a rank, in that order
+        self._queues_until_s = 0.0
         self._sent_s: dict[int, float] = {}
 
-    def take(self, raised: Alarm, environment: str) -> None:
-        """A trigger fired in this environment; an older alarm that was not acknowledged gives way.
+    def take(self, raised: Alarm, environment: str, now_s: float) -> None:
+        """A trigger fired in this environment, where costs are others than in the one before.
 
-        A drift does so only to another one, or where costs are others anyway: in another environment.
         `raised` has yet to get its boot and number.
         """
         self._raised += 1
         alarm = structs.replace(raised, boot=self._boot, number=self._raised, environment=environment)
-        drifts = [
-            one for one in self._open if one.cause == Cause.DRIFT.value and one.environment == environment
-        ]
-        self._open = [*(drifts if alarm.cause != Cause.DRIFT.value else ()), alarm]
+        behind = [one for one in self._open if _rank(one) < _rank(alarm)]
+        self._open = [one for one in behind if _rank(one) or one.environment == environment] + [alarm]
+        if alarm.cause in _OF_QUEUES:
+            self._queues_until_s = now_s + _QUEUES_S
 
     def acknowledged(self, ack: AlarmAck) -> None:
-        """The planner has it; one of another boot, or of an alarm that gave way, changes nothing."""
+        """The planner has it, and so what it says of older ones; one of another boot changes nothing."""
         if ack.boot == self._boot:
-            self._open = [one for one in self._open if one.number != ack.number]
+            self._open = [
+                one
+                for one in self._open
+                if one.number > ack.number or (_rank(one) == 0 and one.number != ack.number)
+            ]
 
     def connected(self) -> None:
         """A new session: what was sent on the one before may be lost."""
@@ -206,8 +224,12 @@ class AlarmBox:
 
     def due(self, now_s: float, again_s: float) -> Alarm | None:
         """What to send now, on a session that stands; called again, what is to follow it."""
+        if now_s > self._queues_until_s:
+            self._open = [one for one in self._open if one.cause not in _OF_QUEUES]
         self._sent_s = {one.number: self._sent_s.get(one.number, float("-inf")) for one in self._open}
         for alarm in self._open:
+            if _rank(alarm) and alarm is not self._open[-1]:
+                continue
             if now_s - self._sent_s[alarm.number] >= again_s:
                 self._sent_s[alarm.number] = now_s
                 return alarm

@@ -3,7 +3,7 @@
 from enum import Enum
 from typing import Annotated, Final, Literal, TypeAlias
 
-from msgspec import Meta, Struct, structs
+from msgspec import UNSET, Meta, Struct, UnsetType, structs
 
 from stageloom.shared.engine.trial import TrialRecord
 from stageloom.shared.messages.base import Count, DigestText, Epoch, Generation, Line, PlanBytes, ShortText
@@ -208,7 +208,8 @@ class LinkState(Struct, frozen=True, kw_only=True):
 
     `trial` is there from before a candidate first runs until the verdict: found at boot, it means that the
     agent stopped in the middle. `way` says what decides about the plan under probation. `planned` is set
-    while last-known-good was made here; `barred` plans were, and failed in this environment.
+    while last-known-good was made here; `barred` plans were, and failed in this environment. `judged_in` are
+    other environments in which there was a verdict on the desired plan.
     """
 
     revision: Count = 0
@@ -228,6 +229,7 @@ class LinkState(Struct, frozen=True, kw_only=True):
     local: PlanAttempt | None = None
     planned: Planned | None = None
     barred: Annotated[tuple[DigestText, ...], Meta(max_length=64)] = ()
+    judged_in: tuple[ShortText, ...] | UnsetType = UNSET
 
     @property
     def attempt(self) -> AttemptId:

@@ -1,7 +1,7 @@
 """Drives one trial: what `TrialCore` decides becomes orders to the engine process. Pure.
 
 First the models' times are measured under the control, while it serves as ever; a device without a task in
-that time, and for half a minute before, cannot compare anything: the candidate is to run under a guard.
+that time, and for half a minute before, cannot compare anything: what somebody pushed runs under a guard.
 Then the core takes over: its record is made durable by the lifecycle core (`trial_begins`, answered by
 `recorded`), and only after that the candidate may run.
 """
@@ -13,6 +13,7 @@ from msgspec import structs
 from stageloom.edge_agent.lifecycle.events import Action
 from stageloom.edge_agent.worker.messages import ModelFigures, OpenWindow, WindowMeasured
 from stageloom.shared.engine.trial import (
+    NO_LOAD,
     Activate,
     Decide,
     MeasureSide,
@@ -36,8 +37,7 @@ _SLOW = 3.0
 
 _SHORTEST_S = 1e-6  # a time of zero is one that the clock could not tell
 
-
-IDLE = "no load to compare under: runs guarded"
+IDLE = f"{NO_LOAD}: runs guarded"
 
 
 class TrialRunner:

@@ -47,6 +47,14 @@ class Fired:
     moved_since_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ChosenFor:
+    """The arrivals that a plan of this structure was chosen for."""
+
+    structure: Digest
+    regime: Regime
+
+
 class Deadlines:
     """The deadlines of one model's tasks of late, from a task's arrival: of each glance the tightest.
 
@@ -100,11 +108,14 @@ class Alarms:
         regime: float = 2.0,
         cooldown_s: float = 10.0,
         power_mode: str | None = None,
+        chosen: ChosenFor | None = None,
     ) -> None:
         """`threshold` in s^2 or tasks^2; None: from the deadlines seen, or TOP's for tasks.
 
-        `power_mode`: the one that the last decision was made for; None: that of the first glance.
+        `power_mode`: the one that the last decision was made for; None: that of the first glance. `chosen`
+        was known before a restart, and counts if its plan runs.
         """
+        self.chosen = chosen  # of the plan that runs, as far as it is known; to be kept over a restart
         self._measure, self._threshold, self._cooldown_s = measure, threshold, cooldown_s
         self._regime_factor = regime
         self.trigger = Trigger(self.config(None), power_mode=power_mode)
@@ -157,6 +168,8 @@ class Alarms:
         if not (held or trying):
             self._settle(seen.at_s, structure)
         regime = self._regime.look(self._service_s, self._regime_factor)
+        if not (held or trying):
+            self._remember(structure)
         back = self._back(structure, held=held)
         if back is not None and self._regime.chosen_for is not None:
             regime = moved(self._regime.chosen_for, back, self._service_s)
@@ -210,6 +223,8 @@ class Alarms:
         With other launch intervals alone it is no other plan: those follow every burst.
         """
         if structure is not None:
+            if self._ran is None and self.chosen is not None and self.chosen.structure == structure:
+                self._regime.chose(self.chosen.regime, at_s)
             if self._ran not in (None, structure):
                 self.trigger.another_plan(at_s)
             self._ran = structure
@@ -222,6 +237,14 @@ class Alarms:
             self._regime.chose(asked.regime, asked.began_s)
         if other or at_s - asked.at_s > _ANSWERED_S:
             self._asked = None
+
+    def _remember(self, structure: Digest | None) -> None:
+        """What the plan that runs was chosen for."""
+        regime, chosen = self._regime.chosen_for, self.chosen
+        if structure is None or regime is None:
+            return
+        if chosen is None or chosen.structure != structure or chosen.regime is not regime:
+            self.chosen = ChosenFor(structure, regime)
 
     def _tight(self, seen: QueueSnapshot) -> float | None:
         """The tightest of all models', those included that the running plan no longer serves."""

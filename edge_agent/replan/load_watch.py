@@ -1,18 +1,23 @@
 """What the engine process says of its load: service times and queues as telemetry, and alarms."""
 
 import time
+from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from stageloom.edge_agent.executor_choice import facts_now
 from stageloom.edge_agent.lifecycle.events import EnvironmentChanged
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
 from stageloom.edge_agent.lifecycle.states import RunnablePlan
 from stageloom.edge_agent.parts import Parts
-from stageloom.edge_agent.replan.alarms import Alarms, Fired, alarm_raised
+from stageloom.edge_agent.replan.alarms import Alarms, ChosenFor, Fired, alarm_raised
 from stageloom.edge_agent.reporting.telemetry import ServiceTimes, engine_rows
+from stageloom.edge_agent.store import StateFile
 from stageloom.edge_agent.worker.messages import Stats
 from stageloom.shared.engine.stats import QueueSnapshot
 from stageloom.shared.engine.steps import PlanKey
+from stageloom.shared.errors import StorageError
 from stageloom.shared.ids import Digest
 from stageloom.shared.policy.trigger import Cause
 
@@ -20,13 +25,37 @@ _PLANS: Final = 16
 """Plans whose steps may come in one report."""
 
 
+class ChosenFile:
+    """What the plan that runs was chosen for; a start that finds nothing to read learns it anew."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = StateFile(path)
+
+    def load(self) -> ChosenFor | None:
+        """As it was saved last."""
+        body = self._file.load().body
+        try:
+            return None if body is None else msgspec.msgpack.decode(body, type=ChosenFor)
+        except msgspec.MsgspecError:  # of another version
+            return None
+
+    def save(self, chosen: ChosenFor) -> str:
+        """Replace it durably; why not, if it cannot be written."""
+        try:
+            self._file.save(msgspec.msgpack.encode(chosen))
+        except StorageError as error:
+            return str(error)
+        return ""
+
+
 class LoadWatch:
     """Measures what the running plan's tasks cost, and asks for another plan where queues diverge."""
 
-    def __init__(self, parts: Parts, environment: str = "") -> None:
+    def __init__(self, parts: Parts, environment: str = "", chosen: ChosenFile | None = None) -> None:
         """`environment`: that of the state found on disk, in which the last decision was made.
 
-        A mode that takes a reboot changes while no agent runs.
+        A mode that takes a reboot changes while no agent runs, and so do arrivals: the plan that runs was
+        `chosen` for those before; None: what is learned is not kept.
         """
         config = parts.config
         self.stats: Stats | None = None  # the newest of this engine process
@@ -34,13 +63,16 @@ class LoadWatch:
         self._mode = parts.machine.power_mode  # that the link knows of
         self._service = ServiceTimes(())
         self._ran: dict[int, Digest] = {}  # by key, the last plans of this engine process, freed ones too
+        self._chosen_file = chosen
         self._alarms = Alarms(
+            chosen=chosen.load() if chosen is not None else None,
             measure=config.alarm_measure,
             threshold=config.alarm_threshold,
             regime=config.alarm_regime,
             cooldown_s=config.alarm_cooldown_s,
             power_mode=(parts.machine.mode_then(environment) or None) if environment else None,
         )
+        self._saved = self._alarms.chosen
 
     def plan_active(self, key: PlanKey, facts: PlanFacts) -> None:
         """Another plan runs: what its tasks cost is measured anew."""
@@ -90,10 +122,22 @@ class LoadWatch:
             power_mode=parts.machine.power_mode,
             structure=self._structure(running),
         )
+        self._keep_chosen()
         if fired is not None:
             if fired.firing.cause is Cause.DRIFT:  # of another cause the planner renews no costs
                 parts.profiles.drift.answered()
             self._raise(fired, running)
+
+    def _keep_chosen(self) -> None:
+        """Save what has changed, beside the loop, which a slow disk would hold up."""
+        file, chosen = self._chosen_file, self._alarms.chosen
+        if file is None or chosen is None or chosen is self._saved:
+            return
+        self._saved = chosen
+        tell = self._parts.journal.note
+        self._parts.background.run(
+            lambda: file.save(chosen), lambda problem: tell("storage", problem) if problem else None
+        )
 
     def _structure(self, plan: RunnablePlan | None) -> Digest | None:
         facts = self._parts.plans.facts_of(plan.ref.digest) if plan is not None else None

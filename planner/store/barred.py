@@ -12,6 +12,7 @@ from stageloom.planner.replan.regimes import NEAR, RegimeRate, distance, usual_r
 from stageloom.planner.store.regimes import known_structures
 from stageloom.planner.store.tables import AlarmRow, GenerationRow, ReplanRow
 from stageloom.planner.store.verdict_arrivals import MOVED_ALARM
+from stageloom.shared.engine.trial import NO_LOAD
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import Alarm, DeviceState
 from stageloom.shared.policy.plain import Load
@@ -49,6 +50,7 @@ _BARRED: Final = (
         ReplanRow.outcome.in_(_AGAINST),
         GenerationRow.state.in_(_AGAINST),
         ReplanRow.digest.is_not(None),
+        ~ReplanRow.reason.startswith(NO_LOAD),
         ReplanRow.begun_at_us >= bindparam("since_us"),
     )
     .order_by(ReplanRow.replan.desc())
@@ -63,8 +65,9 @@ def barred_plans(
     What a trial compared holds for arrivals like those that it met: the plan that gains nothing by day may be
     the one for the night. A plan that was rolled back, or that failed before any pair of windows said
     something, is barred under all. One of which its device said nothing in the end is not barred: something
-    newer was desired while it was on its way or on trial. Of a plan that differed from the one that ran in
-    launch intervals alone nothing but its digest is barred: its structure was compared with none.
+    newer was desired while it was on its way or on trial. Nor is one for which no load came. Of a plan that
+    differed from the one that ran in launch intervals alone nothing but its digest is barred: its structure
+    was compared with none.
     """
     now = usual_rates(loads)
     asked = {"of": device, "there": environment, "since_us": since_us}

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec import UNSET
-from sqlalchemy import BindParameter, Connection, bindparam, func, select
+from sqlalchemy import BindParameter, Connection, bindparam, func, literal, select
 from sqlalchemy.orm import Session
 
 from stageloom.planner.schema.plan import MAX_PUSHED
@@ -29,9 +29,10 @@ from stageloom.planner.store.tables import (
     PlannerRow,
     PlanRow,
     ProfileRow,
+    ReplanRow,
     StageProfileRow,
 )
-from stageloom.planner.store.tried_replans import tell_replans
+from stageloom.planner.store.tried_replans import PENDING, tell_replans
 from stageloom.shared.errors import InputError
 from stageloom.shared.failpoint import failpoint
 from stageloom.shared.ids import DeviceId, Digest
@@ -88,6 +89,14 @@ _LEVELS: Final = select(
     DesiredRow.activation,
     DesiredRow.policy,
     DesiredRow.compare_outputs,
+    select(ReplanRow.replan)
+    .where(
+        ReplanRow.device == DesiredRow.device,
+        ReplanRow.epoch == DesiredRow.epoch,
+        ReplanRow.generation == DesiredRow.generation,
+        ReplanRow.outcome == literal(PENDING, literal_execute=True),
+    )
+    .exists(),
 ).where(DesiredRow.device.in_(_NAMES))
 
 _PLANS: Final = select(PlanRow.name, PlanRow.digest, PlanRow.wire).where(PlanRow.name.in_(_NAMES))
@@ -165,7 +174,7 @@ class Push:
 
 
 class _Level(NamedTuple):
-    """What is desired of a device, as the table holds it."""
+    """What is desired of a device, as the tables hold it."""
 
     epoch: int
     generation: int
@@ -174,6 +183,7 @@ class _Level(NamedTuple):
     activation: str
     policy: str | None
     compare_outputs: float | None
+    needs_load: bool  # a re-plan under way pushed the plan; in its own table
 
 
 class _Plan(NamedTuple):
@@ -284,7 +294,7 @@ def _push_some(connection: Connection, pushes: Sequence[Push], at_us: int) -> Se
         levels[one.device] = changed[one.device] = level
         name, digest = (wanted.name, wanted.digest) if wanted is not None else (None, None)
         history.append((one.device, epoch, level.generation, name, digest, one.decided_by, at_us, "", "", 0))
-    rows = [(device, *level, 1) for device, level in changed.items()]
+    rows = [(device, *level[: len(_LEVEL)], 1) for device, level in changed.items()]
     insert_rows(connection, DesiredRow.__tablename__, ("device", *_LEVEL, "version"), rows, conflict=_NEWER)
     insert_rows(connection, GenerationRow.__tablename__, _HISTORY, history)
     both = {device: (before[device], level) for device, level in changed.items() if device in before}
@@ -327,7 +337,7 @@ def _permitted(one: Push, known: dict[str, bool], cache: "_PlanCache") -> "_Plan
 
 
 def _next(one: Push, before: _Level | None, wanted: _Plan | None, epoch: int) -> _Level:
-    before = before or _Level(epoch, 0, None, Autonomy.OFF.value, one.activation.value, None, None)
+    before = before or _Level(epoch, 0, None, Autonomy.OFF.value, one.activation.value, None, None, False)
     generation = max(before.generation, one.above_generation) + 1
     if generation > MOST:
         raise InputError(
@@ -342,6 +352,7 @@ def _next(one: Push, before: _Level | None, wanted: _Plan | None, epoch: int) ->
         activation=one.activation.value if wanted is not None else before.activation,
         policy=before.policy if one.policy is None else one.policy or None,
         compare_outputs=one.compare_outputs if wanted is not None else before.compare_outputs,
+        needs_load=before.needs_load and (wanted is None or wanted.name == before.plan),  # as `tell_replans`
     )
 
 
@@ -363,18 +374,19 @@ def may_plan(session: Session, device: DeviceId) -> bool:
 
 
 def adopt_plan(session: Session, device: DeviceId, local: LocalPlan, plan: Plan) -> Desired | None:
-    """Make a plan that the device made its next generation, if nothing newer was desired meanwhile.
+    """Keep a plan that the device made; its next generation, if nothing newer was desired meanwhile.
 
     Returns what is desired then, None where a newer value stands, or a rollout waits for the device's verdict
-    on it. Whether the device may make it is for
-    `stageloom.planner.store.generations.permits_local_plan` to say.
+    on it: that may fail, and what runs on is what re-plans begin with. Whether the device may make it is for
+    `stageloom.planner.store.generations.require_permitted` to say.
 
     Raises:
         InputError: an artifact of it is not here, or the device is revoked.
     """
-    if newest_desired(session, device) != (local.epoch, local.generation) or is_asked(session, device):
-        return None
+    newest = newest_desired(session, device)
     name = keep_plan(session, plan, LOCAL)
+    if newest != (local.epoch, local.generation) or is_asked(session, device):
+        return None
     return push(session, Push(device=device, plan=name, decided_by=LOCAL))
 
 
@@ -431,6 +443,7 @@ def _whole(device: DeviceId, level: _Level, cache: "_PlanCache", extras: "_Extra
         activation=Activation(level.activation),
         policy=extras.policies.get(level.policy or ""),
         compare_outputs=UNSET if level.compare_outputs is None else level.compare_outputs,
+        needs_load=level.needs_load or UNSET,
     )
 
 

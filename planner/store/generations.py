@@ -124,24 +124,25 @@ _ASSIGNED: Final = (
 )
 
 
-def permits_local_plan(session: Session, device: DeviceId, local: LocalPlan, plan: Plan) -> bool:
-    """Whether a device may run `plan`, which it made; False where a newer value is desired by now.
+def require_permitted(session: Session, device: DeviceId, local: LocalPlan, plan: Plan) -> None:
+    """See that a device may run `plan`, which it made.
 
     Its artifacts are those of what is desired or of a plan that the planner gave this device before: until a
-    desired plan has won its trial, the one before runs.
+    desired plan has won its trial, the one before runs. Where a newer value is desired by now, whether it may
+    plan alone was another's to say.
 
     Raises:
         InputError: the device may not plan alone, or was never given an artifact.
     """
     wanted = desired(session, device)
-    if ((wanted.epoch, wanted.generation) if wanted else (0, 0)) != (local.epoch, local.generation):
-        return False
-    if wanted is None or wanted.autonomy is Autonomy.OFF:
+    newest = (wanted.epoch, wanted.generation) if wanted else (0, 0)
+    forbidden = wanted is None or wanted.autonomy is Autonomy.OFF
+    if forbidden and newest == (local.epoch, local.generation):
         raise InputError("it may not plan alone", remedy="push a plan with --autonomy, if it should")
-    needed = {model.artifact for model in plan.models} - {need.digest for need in wanted.artifacts}
+    given = {need.digest for need in wanted.artifacts} if wanted else set()
+    needed = {model.artifact for model in plan.models} - given
     for digest in sorted(needed - _assigned(session, device, needed)):
         raise InputError(f"artifact {digest[:12]} was never assigned to it")
-    return True
 
 
 def _assigned(session: Session, device: DeviceId, needed: Collection[Digest]) -> set[Digest]:

@@ -29,7 +29,7 @@ from stageloom.planner.store.devices import (
     store_reports,
 )
 from stageloom.planner.store.events import LOCAL_PLAN_REFUSED, count_unreadable, note_refusal
-from stageloom.planner.store.generations import permits_local_plan
+from stageloom.planner.store.generations import require_permitted
 from stageloom.planner.store.policies import policy_body
 from stageloom.planner.store.replans import record_alarm
 from stageloom.planner.store.rows import add_event
@@ -127,8 +127,7 @@ class LinkStore:
         store = self._store
         try:
             plan = decode_plan(local.plan, local.plan_digest)
-            if not store.read(permits_local_plan, device, local, plan):
-                return None
+            store.read(require_permitted, device, local, plan)
             # Beside the writer's thread: it takes a while, and whatever changes what is permitted takes a
             # generation, which `adopt_plan` compares again.
             bind(plan, {model.artifact: store.graph(model.artifact) for model in plan.models})

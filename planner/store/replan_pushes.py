@@ -5,7 +5,7 @@ from typing import Final
 from sqlalchemy import and_, bindparam, literal, or_, select, update
 from sqlalchemy.orm import Session, aliased
 
-from stageloom.planner.store.desired import Push, may_plan, newest_desired, push
+from stageloom.planner.store.desired import Push, desired_of, may_plan, newest_desired, push
 from stageloom.planner.store.generations import ENDS, REFUSED
 from stageloom.planner.store.plans import keep_plan
 from stageloom.planner.store.regimes import known_structures
@@ -222,7 +222,7 @@ def push_replan(
     )
     session.flush()
     session.expire_all()  # a work of the same group may have read the row before
-    return desired
+    return desired_of(session, [device])[device]  # which says that it is a re-plan's
 
 
 def _brings_others(session: Session, device: DeviceId, above: tuple[int, int], plan: Plan) -> bool:

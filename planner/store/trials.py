@@ -21,8 +21,10 @@ from stageloom.planner.store.tables import (
     ReplanRow,
     TrialRow,
 )
+from stageloom.planner.store.tried_replans import PENDING
 from stageloom.planner.store.verdict_arrivals import ON_THE_WAY_US
 from stageloom.planner.store.webhooks import tell_webhooks, told_of
+from stageloom.shared.engine.trial import Verdict
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import DeviceState
 from stageloom.shared.messages.telemetry import PlanActivated, TrialEnded
@@ -111,13 +113,20 @@ def _trial_ended(session: Session, device: DeviceId, row: StoredRow, ended: Tria
         )
     )
     replan = _of_generation(session, device, ended.epoch, ended.generation)
-    if replan is not None and replan.digest == ended.candidate:
+    if replan is not None and replan.digest == ended.candidate and not _ended_elsewhere(replan, ended):
         replan.how = ended.how
         replan.ratio, replan.ratio_low, replan.ratio_high = ended.ratio, ended.ratio_low, ended.ratio_high
         replan.pairs, replan.figure = ended.pairs, ended.figure
-        replan.trigger_to_decision_ms = _after_alarm_us(session, replan, ended.decided_us) / 1e3
+        if ended.verdict != Verdict.ABANDONED.value:
+            replan.trigger_to_decision_ms = _after_alarm_us(session, replan, ended.decided_us) / 1e3
         replan.environment = ended.environment or replan.environment  # what is found out holds for that
         keep_regime(session, replan, row, ended)
+
+
+def _ended_elsewhere(replan: ReplanRow, ended: TrialEnded) -> bool:
+    """Whether a re-plan was decided in another environment than that in which its plan was tried again."""
+    decided = replan.outcome != PENDING and replan.trigger_to_decision_ms is not None
+    return decided and ended.environment not in ("", replan.environment)
 
 
 def trial_infos(session: Session, device: DeviceId, *, limit: int = 1000) -> list[TrialInfo]:

@@ -84,6 +84,10 @@ UNDECIDED: Final = "undecided after "
 """So begins the reason of a rejection that no trial decided: which plan is better is not known."""
 
 
+NO_LOAD: Final = "no load to compare under"
+"""So begins the reason where no task came: then nothing is known of either plan."""
+
+
 def crowding(control_bytes: int, candidate_bytes: int, memory_bytes: int) -> str:
     """Why two plans cannot be loaded at once, or nothing."""
     needed_bytes = control_bytes + candidate_bytes

@@ -139,7 +139,9 @@ class Desired(Message, frozen=True, kw_only=True, tag="desired"):
     are all the measurements wanted, and a device skips those whose `request` it has answered. `policy` is
     what it may plan with alone, as far as `autonomy` goes; None: with launch intervals only. With
     `compare_outputs` a plan that has other versions of models than the one that runs is activated only if
-    their outputs agree within it, see `stageloom.shared.output_comparison`.
+    their outputs agree within it, see `stageloom.shared.output_comparison`. With `needs_load` a plan that is
+    to win a trial is no gain on an idle device: a re-plan found it for a load, and that is gone. Agents that
+    do not know the field run it guarded there, as they do what somebody pushed.
     """
 
     epoch: Epoch
@@ -153,6 +155,7 @@ class Desired(Message, frozen=True, kw_only=True, tag="desired"):
     activation: Activation = Activation.TRIAL
     policy: PolicyNeed | None = None
     compare_outputs: Tolerance | UnsetType = UNSET
+    needs_load: bool | UnsetType = UNSET
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -283,7 +286,7 @@ class LocalPlan(Message, frozen=True, kw_only=True, tag="local_plan"):
     """Device to planner: what runs was planned here, while (epoch, generation) was the newest desired value.
 
     The planner adopts it as the next generation if that is still so; the new desired value is the answer.
-    Otherwise nothing: the newer desired plan is tried against it.
+    Otherwise it is kept: the newer desired plan is tried against it, and may lose.
     """
 
     boot: BootId

@@ -215,6 +215,25 @@ def test_a_swap_whose_plan_has_measured_nothing_yet_keeps_the_queued_work() -> N
     assert fired.firing.value > 0.01 and fired.loads[0].service_s == 0.02
 
 
+@pytest.mark.parametrize(
+    ("after", "structure", "causes"),
+    [(NIGHT, "d", [Cause.REGIME]), (NIGHT, "e", []), (DAY, "d", [])],
+)
+def test_other_arrivals_after_a_restart_fire_once_where_the_plan_runs_that_was_chosen_before(
+    after: Mapping[str, float], structure: str, causes: list[Cause]
+) -> None:
+    """A pause before they come tells nothing."""
+    device, again = Device(), Device()
+    device.structure = Digest("d" * 64)
+    device.run(60.0, DAY)
+    again.alarms = Alarms(chosen=device.alarms.chosen)
+    again.structure = Digest(structure * 64)
+    again.held = True  # the plan is being loaded
+    assert again.run(20.0, {}) == []
+    again.held = False
+    assert [fired.firing.cause for fired in again.run(10.0, {}) + again.run(90.0, after)] == causes
+
+
 # -- what is made of it -------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 """What the agent makes of the engine's statistics."""
 
 import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,11 +10,12 @@ import pytest
 from stageloom.edge_agent.config import AgentConfig
 from stageloom.edge_agent.lifecycle.events import EnvironmentChanged
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
-from stageloom.edge_agent.replan.load_watch import LoadWatch
+from stageloom.edge_agent.lifecycle.states import PlanRef, RunnablePlan
+from stageloom.edge_agent.replan.load_watch import ChosenFile, LoadWatch
 from stageloom.edge_agent.worker.messages import Stats, StepStats
 from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.ids import Digest
-from stageloom.shared.messages.control import Alarm
+from stageloom.shared.messages.control import Alarm, Origin
 from stageloom.shared.messages.telemetry import CoreRange, MachineFacts, RowData, StepTimings
 from tests.agent.test_alarms import DAY, NIGHT, SERVICE_S, Device
 
@@ -88,7 +90,14 @@ def test_keys_of_an_engine_process_that_is_gone_name_no_plan() -> None:
     assert rows == []
 
 
-def _watched(handled: list[object], *, mode: str = "", environment: str = "", **plans: Any) -> Device:
+def _watched(
+    handled: list[object],
+    *,
+    mode: str = "",
+    environment: str = "",
+    chosen: ChosenFile | None = None,
+    **plans: Any,
+) -> Device:
     """A device whose glances go to a watch of a machine in this power mode; what that raises is `handled`."""
     device = Device()
     ignored: Any = lambda *_, **__: None  # noqa: E731
@@ -103,8 +112,9 @@ def _watched(handled: list[object], *, mode: str = "", environment: str = "", **
         waiting=SimpleNamespace(seen=ignored),
         lifecycle=SimpleNamespace(handle=handled.append),
         local=SimpleNamespace(fired=ignored),
+        background=SimpleNamespace(run=lambda work, then: then(work())),
     )
-    watch: Any = LoadWatch(parts, environment)
+    watch: Any = LoadWatch(parts, environment, chosen)
     watch._service = SimpleNamespace(per_task_us=lambda: {name: one * 1e6 for name, one in SERVICE_S.items()})
     device.alarms = SimpleNamespace(  # type: ignore[assignment]
         glance=lambda seen, *_, **__: watch.glanced(seen, alarms=True, disturbed=False)
@@ -125,6 +135,21 @@ def test_a_trial_is_told_since_when_other_tasks_come_and_of_no_burst() -> None:
     (since_s,), (alarm,) = told, handled
     assert isinstance(alarm, Alarm) and alarm.cause == "regime"
     assert began_s <= since_s <= began_s + 5.0
+
+
+@pytest.mark.parametrize(("after", "causes"), [(DAY, []), (NIGHT, ["regime"])])
+def test_a_restart_compares_arrivals_with_those_that_the_plan_was_chosen_for(
+    tmp_path: Path, after: dict[str, float], causes: list[str]
+) -> None:
+    plan = RunnablePlan(PlanRef(Digest("a" * 64), Origin.PLANNER), b"", ())
+    facts = PlanFacts(plan.ref.digest, {}, {}, structure=Digest("d" * 64))
+    handled: list[object] = []
+    for per_s in (DAY, after):
+        file = ChosenFile(tmp_path / "chosen_for")
+        plans: dict[str, Any] = {"tried": None, "plan_of": lambda key: plan, "facts_of": lambda digest: facts}
+        device = _watched(handled, chosen=file, arrivals_moved=lambda since_s: None, **plans)
+        device.run(60.0, per_s)
+    assert [one.cause for one in handled if isinstance(one, Alarm)] == causes
 
 
 def test_a_power_mode_that_took_a_reboot_is_told_once_after_it() -> None:

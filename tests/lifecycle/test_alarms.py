@@ -114,6 +114,33 @@ def test_a_drift_gives_way_to_a_newer_one_and_to_another_environment() -> None:
     assert newest.number == 4
 
 
+@pytest.mark.parametrize(
+    ("causes", "after_s", "sent"),
+    [
+        (["variance"], 121.0, []),
+        (["oldest_age"], 121.0, []),
+        (["regime"], 7200.0, ["regime"]),
+        (["power_mode", "variance"], 7200.0, ["power_mode"]),
+        (["regime", "variance", "oldest_age"], 118.0, ["oldest_age"]),
+        (["drift", "variance"], 7200.0, ["drift"]),
+        (["variance", "regime"], 7200.0, ["regime"]),
+    ],
+)
+def test_what_queues_were_minutes_ago_is_not_told_when_the_planner_is_back_and_what_is_told_once_is(
+    causes: list[str], after_s: float, sent: list[str]
+) -> None:
+    driver = Driver()
+    for cause in causes:
+        driver.do(raised(cause=cause))
+    driver.do(ev.TimePassed(), after_s=after_s)
+    actions = driver.online().do(ev.TimePassed(), after_s=1.1)
+    told = alarms(actions)
+    assert [one.cause for one in told] == sent
+    for one in told:
+        driver.do(ack(one.number))
+    assert alarms(driver.do(ev.TimePassed(), after_s=1.1)) == [], "nor what stood behind it"
+
+
 def test_an_ack_of_another_boot_acknowledges_nothing() -> None:
     driver = Driver().online()
     driver.do(raised())

@@ -170,6 +170,21 @@ def test_a_verdict_falls_with_the_environment_it_was_found_in() -> None:
     assert "VerifyPlan" in kinds(driver.do(ev.EnvironmentChanged("other power mode")))
 
 
+def test_a_power_mode_that_flips_tries_a_refused_plan_once_in_each_mode_until_it_is_pushed_again() -> None:
+    driver = Driver().online()
+    for generation in (1, 2):
+        driver.do(ev.Received(desired(generation)))
+        driver.do(orders.PlanFailed((1, generation), "illegal"))
+        assert "VerifyPlan" in kinds(driver.do(ev.EnvironmentChanged("15 W")))
+        assert orders.AbandonPlan((1, generation)) in driver.do(ev.EnvironmentChanged("env"))
+        assert driver.disk.state is DeviceState.REJECTED, "it was on its way"
+        assert "VerifyPlan" in kinds(driver.do(ev.EnvironmentChanged("15 W")))
+        driver.do(orders.PlanFailed((1, generation), "illegal"))
+        for mode in ("env", "15 W", "env"):
+            assert "VerifyPlan" not in kinds(driver.do(ev.EnvironmentChanged(mode)))
+            assert (driver.state, driver.disk.environment) == (DeviceState.REJECTED, mode)
+
+
 AFTER_A_KILL = [
     (DeviceState.RECEIVED, 0, DeviceState.RECEIVED),
     (DeviceState.WAITING, 0, DeviceState.RECEIVED),

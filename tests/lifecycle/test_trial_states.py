@@ -201,6 +201,16 @@ def test_an_idle_device_takes_the_plan_under_guard_and_says_so() -> None:
     assert driver.state is DeviceState.ROLLED_BACK
 
 
+def test_a_replans_plan_is_no_gain_on_an_idle_device_which_keeps_what_runs() -> None:
+    driver = Driver(LinkState(last_good=GOOD)).online()
+    staged(driver, needs_load=True)
+    actions = driver.do(decided(Verdict.IDLE, IDLE))
+    assert driver.disk.state is DeviceState.NO_GAIN and driver.disk.last_good == GOOD
+    assert driver.core.report().reason == "no load to compare under"
+    assert orders.AbandonPlan(ATTEMPT) in actions and "ActivatePlan" not in kinds(actions)
+    assert [row.verdict for row in rows(actions)] == ["no_gain"]
+
+
 def test_the_report_says_how_long_a_trial_takes_before_its_first_window() -> None:
     driver = on_trial()
     assert driver.core.report().reason == "the trial takes up to 60 s"

@@ -28,9 +28,16 @@ def trial_world(seed: int, nature: Nature, disk: LinkState = GOOD, **changes: An
     return world_of(seed, {"a": nature, "b": BETTER}, disk, comparable=True, trial=SHORT, **changes)
 
 
-def push(world: World, letter: str, generation: int, activation: Activation = Activation.TRIAL) -> None:
+def push(
+    world: World,
+    letter: str,
+    generation: int,
+    activation: Activation = Activation.TRIAL,
+    needs_load: bool = False,
+) -> None:
     wanted = desired(letter, generation)
-    world.tell(link.Received(type(wanted)(**{**_fields(wanted), "activation": activation})))
+    given = {"activation": activation, "needs_load": needs_load}
+    world.tell(link.Received(type(wanted)(**_fields(wanted) | given)))
 
 
 def _fields(wanted: Any) -> dict[str, Any]:
@@ -237,6 +244,17 @@ def test_idle_device_takes_a_plan_under_guard_without_calling_it_proven() -> Non
     assert (row.how, row.verdict, row.ratio) == ("guard", "commit", None)
     assert "no load to compare under" in row.reason
     assert world.core.state.proven == ()
+
+
+def test_idle_device_frees_what_a_replan_pushed_and_takes_the_next_plan() -> None:
+    world = trial_world(1, BETTER, busy=False)
+    push(world, "a", 1, needs_load=True)
+    world.settle()
+    assert (state(world), world.ran, list(world.loaded.values())) == (DeviceState.NO_GAIN, ["g"], ["g"])
+    world.busy = True
+    push(world, "a", 2, needs_load=True)
+    world.settle()
+    assert (state(world), world.running) == (DeviceState.COMMITTED, "a")
 
 
 @pytest.mark.parametrize(("age_s", "ends"), [(0.0, "a"), (0.5, "a"), (1.5, "g")])

@@ -182,7 +182,7 @@ class DriftingDevice:
         if fired.firing.cause is Cause.DRIFT:
             self.drift.answered()
         running = RunnablePlan(PlanRef(self.plan.digest, Origin.PLANNER), self.plan.wire, ())
-        self.box.take(alarm_raised(fired, running, self._at_us()), self.environment)
+        self.box.take(alarm_raised(fired, running, self._at_us()), self.environment, at_s)
         alarm = self.box.due(at_s, 1.0)
         assert alarm is not None
         self.box.acknowledged(AlarmAck(boot=BOOT, number=alarm.number))

@@ -15,7 +15,7 @@ from stageloom.planner.replan.policy import ReplanSettings
 from stageloom.planner.replan.regimes import RegimeRate
 from stageloom.planner.schema.replan import Proposer, RegimeLoad
 from stageloom.planner.store.database import now_us
-from stageloom.planner.store.desired import Push, newest_desired, push
+from stageloom.planner.store.desired import Push, desired, newest_desired, push
 from stageloom.planner.store.expected import MOST, expected_regimes, keep_expected
 from stageloom.planner.store.generations import ENDS, set_states
 from stageloom.planner.store.link import LinkStore
@@ -31,10 +31,18 @@ from stageloom.planner.store.store import Store
 from stageloom.planner.store.tables import GenerationRow, ReplanRow
 from stageloom.planner.store.trials import committed_plans, newest_trials, trial_infos
 from stageloom.shared.clock import ManualClock
-from stageloom.shared.engine.trial import UNDECIDED
+from stageloom.shared.engine.trial import NO_LOAD, UNDECIDED
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId, Digest
-from stageloom.shared.messages.control import Alarm, DeviceState, ModelLoad, Origin, Report, UsualLoad
+from stageloom.shared.messages.control import (
+    Alarm,
+    DeviceState,
+    LocalPlan,
+    ModelLoad,
+    Origin,
+    Report,
+    UsualLoad,
+)
 from stageloom.shared.messages.telemetry import (
     CoreRange,
     ExecutorFact,
@@ -211,21 +219,22 @@ def test_plans_that_differ_in_launch_intervals_alone_crowd_no_other_out(rig: Rig
 
 
 @pytest.mark.parametrize(
-    ("outcome", "pairs", "arrivals_per_s", "barred"),
+    ("outcome", "pairs", "arrivals_per_s", "barred", "reason"),
     [
-        ("no_gain", 8, 10.0, True),
-        ("no_gain", 8, 14.9, True),
-        ("no_gain", 8, 15.1, False),
-        ("rejected", 8, 2.0, False),
-        ("rejected", 0, 2.0, True),
-        ("rolled_back", 8, 2.0, True),
+        ("no_gain", 8, 10.0, True, ""),
+        ("no_gain", 8, 14.9, True, ""),
+        ("no_gain", 8, 15.1, False, ""),
+        ("no_gain", 0, 10.0, False, NO_LOAD),
+        ("rejected", 8, 2.0, False, ""),
+        ("rejected", 0, 2.0, True, ""),
+        ("rolled_back", 8, 2.0, True, ""),
     ],
 )
 def test_what_gained_nothing_is_barred_for_arrivals_like_those_of_its_trial(
-    rig: Rig, outcome: str, pairs: int, arrivals_per_s: float, barred: bool
+    rig: Rig, outcome: str, pairs: int, arrivals_per_s: float, barred: bool, reason: str
 ) -> None:
     other = replace(rig.runs, max_skips=rig.runs.max_skips + 1)
-    rig.store.write(_ended, rig.replanned(other, "reject"), outcome, pairs)
+    rig.store.write(_ended, rig.replanned(other, "reject"), outcome, pairs, reason)
     number, now = rig.replan(rig.runs, arrivals_per_s), rig.store.read(now_us)
     expected = ((other.digest, other.structure),) if barred else ()
     assert observe(rig.store, NANO, number, now).barred == expected
@@ -266,6 +275,22 @@ def test_a_verdict_is_filed_under_the_environment_that_it_was_found_in_whatever_
     assert kept == {CLASS: 0, "second": int(outcome == "committed"), "third": 0}
     proven = {of: rig.store.read(committed_plans, NANO, of) for of in (CLASS, "second", "third")}
     assert proven == {CLASS: [], "second": [other.digest] if outcome == "committed" else [], "third": []}
+
+
+def test_a_replan_that_ended_stays_as_it_is_where_its_plan_is_tried_again_in_another_mode(rig: Rig) -> None:
+    """Not where the first of two trials had no verdict, as the mode changed during it."""
+    for abandoned, found in ((False, ("no_gain", 8, "first")), (True, ("no_gain", 9, "second"))):
+        other = replace(rig.runs, lanes=3 if abandoned else 2)
+        rig.replanned(other, "")
+        rig.store.write(_pending)
+        at = rig.store.read(newest_desired, NANO)
+        verdict = "abandoned" if abandoned else "no_gain"
+        rig.tried(other, verdict, known=False, generation=at, environment="first")
+        rig.store.write(set_states, [(NANO, *at, DeviceState.NO_GAIN, "", T0_US)])
+        rig.tried(other, "no_gain", known=False, generation=at, environment="second", pairs=9)
+        (info, *_) = rig.store.read(replan_infos, NANO)
+        environment = rig.store.read(_environment, info.replan)
+        assert (info.outcome, info.pairs, environment) == found
 
 
 @pytest.mark.parametrize(
@@ -350,6 +375,26 @@ def test_an_unknown_plan_or_replan_is_named(rig: Rig) -> None:
         observe(rig.store, NANO, rig.replan(paced(rig.runs, 9)), T0_US)
 
 
+def test_a_plan_that_a_device_made_and_that_came_too_late_to_be_adopted_is_what_its_re_plans_begin_with(
+    rig: Rig,
+) -> None:
+    """An operator has pushed another plan meanwhile, which loses its trial."""
+    local, at = paced(rig.runs, 9), rig.store.read(newest_desired, NANO)
+    told = LocalPlan(
+        boot=7,
+        epoch=at[0],
+        generation=at[1],
+        local_counter=1,
+        plan_digest=local.digest,
+        plan=local.wire,
+        artifacts=(),
+        cause="variance",
+    )
+    rig.store.write(push, Push(device=NANO, plan="runs", decided_by="operator"))
+    assert LinkStore(rig.store).adopt_local(NANO, told) is None
+    assert observe(rig.store, NANO, rig.replan(local), T0_US).incumbent == local
+
+
 def test_models_without_costs_are_named_until_they_are_measured_and_a_month_later(rig: Rig) -> None:
     number = rig.replan(rig.runs)
     assert without_costs(rig.store, number, T0_US) == ["relu"]
@@ -395,6 +440,27 @@ def test_an_alarm_begins_a_replan_once_and_what_it_pushes_is_noted(rig: Rig) -> 
     (info,) = rig.store.read(replan_infos, NANO)
     assert (info.later_alarms, info.digest, info.how) == (1, plan.digest, "proven")
     assert (info.epoch, info.generation, info.predicted) == (1, 2, 0.5)
+
+
+def test_what_a_replan_pushed_needs_load_while_it_is_under_way_and_what_a_person_pushed_does_not(
+    rig: Rig,
+) -> None:
+    """Through a generation that only measures, too, until another plan is pushed."""
+
+    def needs_load() -> bool:
+        wanted = rig.store.read(desired, NANO)
+        return wanted is not None and wanted.needs_load is True
+
+    assert not needs_load()
+    number, plan, above = rig.replan(rig.runs), replace(rig.runs, lanes=2), (1, 1)
+    pushed = rig.store.write(
+        push_replan, NANO, number, plan, scheduler="ios", above=above, how="search", predicted=None
+    )
+    assert pushed == rig.store.read(desired, NANO) and needs_load()
+    _, measuring = rig.store.write(request_profile, NANO, ["relu"])
+    assert measuring.generation == 3 and measuring == rig.store.read(desired, NANO) and needs_load()
+    rig.store.write(push, Push(device=NANO, plan="runs", decided_by="operator"))
+    assert not needs_load()
 
 
 def test_arrivals_that_came_to_stay_overtake_a_replan_and_what_it_pushed_once_another_plan_is(
@@ -716,13 +782,17 @@ def _commit(rig: Rig, plan: Plan, how: str = "trial") -> tuple[int, int]:
     return generation
 
 
-def _ended(session: Session, number: int, verdict: str, pairs: int = 0) -> None:
+def _ended(session: Session, number: int, verdict: str, pairs: int = 0, reason: str = "") -> None:
     """As the device's report of its generation's state ends a re-plan."""
-    values = {"outcome": verdict or "no_gain", "pairs": pairs}
+    values = {"outcome": verdict or "no_gain", "pairs": pairs, "reason": reason}
     session.execute(update(ReplanRow).where(ReplanRow.replan == number).values(values))
     pushed = select(ReplanRow.generation).where(ReplanRow.replan == number).scalar_subquery()
     of_device = (GenerationRow.device == NANO, GenerationRow.generation == pushed)
     session.execute(update(GenerationRow).where(*of_device).values(state=values["outcome"]))
+
+
+def _environment(session: Session, replan: int) -> str:
+    return session.scalars(select(ReplanRow.environment).where(ReplanRow.replan == replan)).one()
 
 
 def _pending(session: Session) -> None:
