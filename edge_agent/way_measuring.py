@@ -52,6 +52,7 @@ class WayRequests:
         self._wanted = wanted
         self._numbers = count(first)
         self.open: dict[int, tuple[ModelChoice, ExecutorOptions]] = {}
+        self.cut_short: set[tuple[Digest, ExecutorOptions]] = set()  # ways left out with rounds to come
 
     def of(self, models: Sequence[tuple[ModelChoice, ArtifactNeed]]) -> list[StageProfileRequest]:
         """What is to be measured; nothing where there is no choice, or once all is known."""
@@ -62,14 +63,15 @@ class WayRequests:
             for round_ in range(ROUNDS)
             for choice, need in models
             for options in self._wanted
-            if options not in self._times.of(choice.artifact) and not (round_ and options.name in ON_GPU)
+            if options not in self._times.of(choice.artifact) or (choice.artifact, options) in self.cut_short
+            if not (round_ and options.name in ON_GPU)
         ]
         return [self._request(*one) for one in wanted]
 
     @property
     def unfinished(self) -> set[tuple[Digest, ExecutorOptions]]:
-        """The ways of which measurements are still to come."""
-        return {(choice.artifact, options) for choice, options in self.open.values()}
+        """The ways of which measurements are still to come, or were left out."""
+        return self.cut_short | {(choice.artifact, options) for choice, options in self.open.values()}
 
     def _request(
         self, choice: ModelChoice, need: ArtifactNeed, options: ExecutorOptions
@@ -77,6 +79,7 @@ class WayRequests:
         number = next(self._numbers)
         plan = compose([choice], executor=options)
         self.open[number] = choice, options
+        self.cut_short.discard((choice.artifact, options))
         return StageProfileRequest(
             request=number,
             plan_digest=plan.digest,
@@ -133,6 +136,7 @@ class PlannedWays:
         if self._sent is not None or now_s < self._not_before_s:
             return None
         self._seen &= self._named
+        self.requests.cut_short |= {way for way in self.requests.unfinished if way[0] not in self._named}
         self._leave_out(lambda choice, _: choice.artifact not in self._named)
         if not self._due:
             return None

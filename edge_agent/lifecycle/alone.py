@@ -12,7 +12,7 @@ from stageloom.edge_agent.machine.control_groups import has_own_cores, usable_co
 from stageloom.edge_agent.machine.executors import usable_on_gpu
 from stageloom.edge_agent.store import ArtifactStore
 from stageloom.shared.artifact import open_artifact
-from stageloom.shared.errors import SettingError, UnpinnedShape
+from stageloom.shared.errors import ExtensionError, SettingError, UnpinnedShape
 from stageloom.shared.importer.api import artifact_path, import_model
 from stageloom.shared.importer.model_argument import ModelArgument, dims_between, unpinned_in_option
 from stageloom.shared.messages.control import ArtifactNeed
@@ -26,18 +26,23 @@ _log = logging.getLogger(__name__)
 
 
 def require_names(config: AgentConfig) -> None:
-    """Scheduler and executor exist, and the precision of plans made here; to be asked before models take
-    their time, and before a planner is told of the executor.
+    """The executor exists, and the scheduler and precision where plans made here have them; to be asked
+    before models take their time, and before a planner is told of the executor.
 
     Raises:
         SettingError: one does not.
+        ExtensionError: plans made here need one of another distribution that cannot be used.
     """
-    require_scheduler(config.scheduler)
-    names = (AUTO, *EXECUTORS, *added_executors().usable)
+    if config.models and config.executor != AUTO:
+        require_scheduler(config.scheduler)
+    names = (AUTO, *EXECUTORS)
     if config.executor not in names:
-        raise SettingError(
-            f"there is no executor {config.executor!r}", remedy=f"choose one of {', '.join(names)}"
-        )
+        try:
+            added_executors().named(config.executor, "executor", names)
+        except ExtensionError as error:
+            if config.models:
+                raise
+            _log.warning("the executor of the settings cannot be used: %s", error)  # and the planner is told
     own = config.models and config.executor == AUTO  # a plan from elsewhere may need no GPU
     if own and config.precision in GPU_PRECISIONS and not usable_on_gpu():
         raise SettingError(

@@ -19,7 +19,7 @@ from stageloom.edge_agent.lifecycle.attempts import HELD_MOST, Changed, Way
 from stageloom.edge_agent.lifecycle.events import Action, Hold, Persist
 from stageloom.edge_agent.lifecycle.local import LocalPlans
 from stageloom.edge_agent.lifecycle.manager import PlanManager
-from stageloom.edge_agent.lifecycle.needs import Needs
+from stageloom.edge_agent.lifecycle.needs import Needs, requested
 from stageloom.edge_agent.lifecycle.session import AlarmBox, LinkConfig, PlannerSession
 from stageloom.edge_agent.lifecycle.states import (
     OPEN,
@@ -279,7 +279,7 @@ class Lifecycle:
                 self._local.measured(plan, cause, self.state)
                 return self._change(proven=attempts.proven_with(self.state, plan, holds=True))
             case ev.ProfileAnswered(request):
-                if request not in self.state.answered:
+                if request in requested(self.state.desired) - {*self.state.answered}:
                     return self._change(answered=(*self.state.answered, request))
             case ev.TimePassed():
                 return self.session.tick(self.report(), now_s)
@@ -312,9 +312,7 @@ class Lifecycle:
         before, rows = attempts.superseded(self.state, self._now_us)
         wanted = set[int]()  # requests that may be known here
         if known is None or known.epoch == desired.epoch:  # a restored database gives numbers again
-            wanted |= {profile.request for profile in desired.profiles}
-            if desired.stage_profile is not None:
-                wanted.add(desired.stage_profile.request)
+            wanted = requested(desired)
         self._needs.forget_profiles(keep=wanted)
         cause, reason = TransitionCause.DESIRED, ""
         if measures := attempts.only_measures(self.state, desired):

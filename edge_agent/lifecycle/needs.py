@@ -101,3 +101,11 @@ class Needs:
             self._profiles_asked.add(profile.request)
             actions.append(ev.RunProfile(profile))
         return actions
+
+
+def requested(desired: Desired | None) -> set[int]:
+    """The numbers of the measurements that are desired."""
+    if desired is None:
+        return set()
+    stages = () if desired.stage_profile is None else (desired.stage_profile,)
+    return {one.request for one in (*desired.profiles, *stages)}

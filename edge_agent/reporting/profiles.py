@@ -4,6 +4,7 @@ A request under which the engine process has ended twice is answered without tim
 be what ends it, and a device must not crash for a measurement.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -76,6 +77,7 @@ class ProfileQueue:
         self._wall_s = wall_s
         self._open: dict[int, Request] = {}
         self._deaths: dict[int, int] = {}  # engine processes that ended while they had the request
+        self._void = Counter[int]()  # orders of requests that gave way and are still answered
         self._step_us: dict[int, dict[int, float]] = {}
         self._engine_up = False
 
@@ -84,11 +86,17 @@ class ProfileQueue:
         return {digest for request in self._open.values() for digest in _artifacts(request)}
 
     def wanted(self, request: Request) -> None:
-        """A request; one that is open already changes nothing."""
-        if request.request not in self._open:
-            self._open[request.request] = request
-            if self._engine_up:
-                self._ask(request)
+        """A request; one that is open already changes nothing. Another one of its number gives way to it: a
+        planner whose database was restored gives numbers again."""
+        number = request.request
+        if self._open.get(number) == request:
+            return
+        if self._open.pop(number, None) is not None:
+            self._deaths.pop(number, None)
+            self._void[number] += self._engine_up
+        self._open[number] = request
+        if self._engine_up:
+            self._ask(request)
 
     def engine_ready(self) -> None:
         """A fresh engine process knows of nothing."""
@@ -101,6 +109,7 @@ class ProfileQueue:
         if not self._engine_up:
             return
         self._engine_up = False
+        self._void.clear()
         if ordered:
             return
         working_on = next(iter(self._open), None)  # it takes them in their order: the others only waited
@@ -111,7 +120,7 @@ class ProfileQueue:
 
     def whole_time(self, time: WholeTime) -> None:
         """What the model of a request takes as a whole; its operators' times end the request."""
-        request = self._open.get(time.request)
+        request = self._request_of(time.request)
         if isinstance(request, ProfileRequest):
             executor, threads = self._under(request)
             row = ExecutorTime(
@@ -128,21 +137,22 @@ class ProfileQueue:
 
     def parts_timed(self, parts: PartsTimed) -> None:
         """Parts of the operators of a request, whose operators' times end it."""
-        request = self._open.get(parts.request)
+        request = self._request_of(parts.request)
         if isinstance(request, ProfileRequest):
             self._record(part_rows(parts, Digest(request.artifact.digest), self._environment()))
 
     def operator_times(self, times: OperatorTimes) -> None:
         """The engine's answer, or part of it."""
-        if times.request in self._open:
+        last = times.first + len(times.times) >= times.operators
+        if self._request_of(times.request, last=last) is not None:
             self._record(profile_rows(times, self._environment()))
-            if times.first + len(times.times) >= times.operators:
+            if last:
                 self._record(self._clocks())
                 self._answered(times.request)
 
     def stage_times(self, times: StageTimes) -> None:
         """The engine's answer, or part of it."""
-        request = self._open.get(times.request)
+        request = self._request_of(times.request, last=times.last)
         if not isinstance(request, StageProfileRequest):
             return
         own = times.request >= OWN_REQUESTS
@@ -161,6 +171,13 @@ class ProfileQueue:
             self._answered(times.request)
             if self.on_steps is not None:
                 self.on_steps(times.request, step_us, times.reason, times.refused)
+
+    def _request_of(self, number: int, *, last: bool = False) -> Request | None:
+        """The open request that the engine answers; None where it gave way. `last`: the answer ends here."""
+        if not self._void[number]:
+            return self._open.get(number)
+        self._void[number] -= last
+        return None
 
     def _ask(self, request: Request) -> None:
         if isinstance(request, StageProfileRequest):

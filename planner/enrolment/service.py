@@ -133,7 +133,9 @@ class EnrolmentDesk:
             return _refusal(0, RefusalCode.MALFORMED, str(error))
         now_s = self._clock.monotonic_s()
         if not (self._peers.take(peer, now_s) and self._all.take("", now_s)):
-            return _refusal(request.correlation, RefusalCode.RATE, "too many attempts; wait a minute")
+            return _refusal(
+                request.correlation, RefusalCode.RATE, "too many attempts; join again in a few seconds"
+            )
         attempt = EnrolAttempt(
             digest_bytes([request.secret]),
             request.public_key,

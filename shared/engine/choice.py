@@ -15,6 +15,7 @@ Nothing here looks at every candidate in every choice: who stands in line with w
 heap of ranks and one count of turns for all of them.
 """
 
+from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
 from typing import TypeAlias
@@ -254,6 +255,13 @@ class Chooser:
                 if rank is not None and (found is None or rank < found):
                     found = rank
         return found
+
+    @staticmethod
+    def runnable(plan: PlanState, idle: int) -> Iterator[CombinedState]:
+        """What could begin in one of these idle lanes, in no order."""
+        for lanes, stands in plan.rivals.items():
+            if lanes & idle:
+                yield from (rank[4] for rank in stands[NO_LANE].heap if rank[4].rank is rank)
 
 
 def _urgency(combined: CombinedState) -> tuple[float, ...]:

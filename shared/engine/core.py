@@ -495,7 +495,8 @@ class EngineCore:
                     first, earliest = launcher, wanted
             else:
                 launched = self._scheduler.chooser.first(active, lanes)
-                if launched is not None and self._registry.deadlines and self._buries(launched[4], now):
+                deadlines = self._registry.deadlines
+                if launched is not None and deadlines and self._buries(launched[4], active, lanes, now):
                     continue
                 if first is None or (launched is not None and launched[1] <= earliest[0]):
                     return
@@ -511,38 +512,45 @@ class EngineCore:
         if target is None or task.tried or task.deadline_s - now > target.pace.rest_s[0]:
             return False
         if task.deadline_s - task.arrived_s <= target.pace.rest_s[0]:
-            if self._is_alone(task, active, lanes, now):
-                task.tried = True
+            task.tried = True
+            if self._is_alone(None, active, lanes, now):
                 return False
             target.pace.doubt()
         self._registry.finish(task, Outcome.EXPIRED, Code.EXPIRED, _TOO_LATE)
         self._scheduler.refresh(now)  # a shared one may be launched in another model
         return True
 
-    def _is_alone(self, task: Task, active: PlanState, lanes: int, now: float) -> bool:
-        """Nothing but this task could begin in these lanes."""
-        return self._scheduler.chooser.first(active, lanes) is None and not any(
-            launcher.queue.launchable > (launcher.name in task.models)
-            and self._due_s(launcher, early=True, lanes=lanes) <= now
+    def _is_alone(self, launched: CombinedState | None, active: PlanState, lanes: int, now: float) -> bool:
+        """Nothing but this combined block, and tasks that are tried, could begin in these lanes."""
+        return all(one is launched for one in self._scheduler.chooser.runnable(active, lanes)) and not any(
+            self._due_s(launcher, early=True, lanes=lanes) <= now
+            and launcher.queue.launchable > launcher.queue.first(launcher.turn_s).tried
             for launcher in self._registry.launchers.values()
         )
 
-    def _buries(self, combined: CombinedState, now: float) -> bool:
-        """End the tasks that this combined block would run and that can no longer complete in time."""
+    def _buries(self, combined: CombinedState, active: PlanState, lanes: int, now: float) -> bool:
+        """End the tasks that this combined block would run and that can no longer complete in time.
+
+        One that is tried goes on while nothing else would get the lanes' time.
+        """
         mask = combined.moves & combined.ready
-        late = [
-            row
-            for slot in combined.order
-            if mask & slot.bit and slot.instance is not None
-            for row in slot.instance.rows
-            if not (row.ended or row.tried)
-            and row.deadline_s - now <= slot.track.model.pace.rest_s[slot.block]
-        ]
-        for row in late:
-            if not row.ended:  # a shared one is in several members
+        buried = False
+        for slot in combined.order:
+            if not mask & slot.bit or slot.instance is None:
+                continue
+            pace = slot.track.model.pace
+            rest_s = pace.rest_s[slot.block]
+            for row in tuple(slot.instance.rows):
+                if row.ended or row.deadline_s - now > rest_s:  # a shared one is in several members
+                    continue
+                if row.tried:
+                    if self._is_alone(combined, active, lanes, now):
+                        continue
+                    pace.doubt()
                 self._registry.finish(row, Outcome.EXPIRED, Code.EXPIRED, _TOO_LATE)
+                buried = True
         self._scheduler.refresh(now)
-        return bool(late)
+        return buried
 
     def _launch_one(self, launcher: Launcher, now: float, lanes: int = -1) -> None:
         target = launcher.target

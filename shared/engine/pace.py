@@ -3,7 +3,7 @@
 A task that can no longer end before its deadline takes the time of those that can. The estimate must not be
 too long: tasks would be given up that were in time. So it follows short steps at once, and long ones, which
 may have been held up by something else, by a quarter of the way. A task that never had the time by
-the estimate is tried where nothing else would get the lane: so an estimate that has become wrong is mended.
+the estimate is tried while nothing else would get the lane: so an estimate that has become wrong is mended.
 """
 
 from typing import Final

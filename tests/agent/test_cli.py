@@ -304,7 +304,10 @@ def test_damaged_membership_does_not_stop_the_agent(tmp_path: Path) -> None:
         ("a = 1", "other than the table"),
         ('[agent]\ncolour = "red"', "unknown field `colour`"),
         ("[agent]\nreplicas = 0", "Expected `int` >= 1 - at `$.replicas`"),
-        ('[agent]\nmodels = [{name = "a", path = "a"}]\nscheduler = "bogus"', "no scheduler 'bogus'"),
+        (
+            '[agent]\nexecutor = "onnx"\nscheduler = "bogus"\nmodels = [{name = "a", path = "a"}]',
+            "no scheduler 'bogus'",
+        ),
         ('[agent]\nexecutor = "abacus"', "no executor 'abacus'"),
         ('[agent.serving]\nhttp = "0.0.0.0:8000"', "0.0.0.0:8000 can be reached from other machines"),
         ('[agent.metrics]\nlisten = "0.0.0.0:9000"', "0.0.0.0:9000 can be reached from other machines"),
@@ -317,9 +320,17 @@ def test_settings_that_the_agent_refuses_fail_the_doctor(tmp_path: Path, text: s
     assert (found.result, why in found.detail, bool(found.remedy)) == ("fail", True, True), found
 
 
-def test_settings_that_the_agent_takes_pass_the_doctor(tmp_path: Path) -> None:
-    assert settings_check(tmp_path).result == "ok"
-    (tmp_path / SETTINGS_NAME).write_text("[agent]\nreplicas = 3\n")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[agent]\nreplicas = 3",
+        '[agent]\nscheduler = "of plans made here"',
+        '[agent]\nscheduler = "not of auto"\nmodels = [{name = "a", path = "a"}]',
+    ],
+)
+def test_settings_that_the_agent_takes_pass_the_doctor(tmp_path: Path, text: str) -> None:
+    (tmp_path / SETTINGS_NAME).write_text(text)
     assert settings_check(tmp_path).result == "ok"
 
 

@@ -106,6 +106,26 @@ def test_a_request_is_measured_on_the_executor_that_it_names_and_the_whole_model
     assert it.told == [], "the times of the operators end a request"
 
 
+def test_another_request_of_an_open_ones_number_takes_its_place_and_not_its_times() -> None:
+    """1. The engine process works on a request. 2. A restored planner gives its number again."""
+    it = Desk()
+    it.desk.engine_ready()
+    it.desk.wanted(structs.replace(STAGES, request=1))
+    it.desk.wanted(OPERATORS)
+    it.desk.wanted(ProfileRequest(1, NEED, 1, 20.0, "openvino", 2))
+    for _ in range(2):
+        it.desk.wanted(ProfileRequest(1, NEED, 2, 20.0, "openvino", 2))
+    it.desk.stage_times(StageTimes(1, PLAN.digest, 0, ((0, 9.0, 1.0, 9, 1),), 9.0, True))
+    for _ in range(2):
+        it.desk.whole_time(WholeTime(1, 9.0, 9))
+        it.desk.operator_times(OperatorTimes(1, NEED.digest, 1, ((9.0, 0.1, 5),), "", 0, 1))
+    assert len(it.asked) == 4 and it.rows == [] and it.told == []
+    it.desk.whole_time(WholeTime(1, 5.0, 9))
+    it.desk.operator_times(OperatorTimes(1, NEED.digest, 2, ((5.0, 0.1, 5),), "", 0, 1))
+    assert it.rows[0] == ExecutorTime(NEED.digest, "openvino", 2, 2, "here", 5.0, 9)
+    assert it.told == [link.ProfileAnswered(1)]
+
+
 def test_parts_are_measured_where_asked_for_and_told_in_rows_that_fit_before_the_answer() -> None:
     it = Desk()
     it.desk.engine_ready()

@@ -17,12 +17,15 @@ from stageloom.edge_agent.machine.device import device_class
 from stageloom.edge_agent.store import StateFile
 from stageloom.edge_agent.way_measuring import ATTEMPTS, BUSY_PAUSE_S, ROUNDS
 from stageloom.edge_agent.way_watch import WayWatch
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import ArtifactNeed, Origin, StageProfileRequest
 from stageloom.shared.plan import ExecutorOptions, decode_plan
 from stageloom.shared.search.compose import ModelChoice, compose
-from tests.search.graphs import DIAMOND, model
+from tests.search.graphs import CHAIN, DIAMOND, model
 
 DIGEST, GRAPH = model("a", DIAMOND)
+OTHER, OTHER_GRAPH = model("b", CHAIN)
 ONE_THREAD, TWO_THREADS = (ExecutorOptions(name="onnx", intra_op_threads=threads) for threads in (1, 2))
 
 
@@ -37,15 +40,19 @@ class Rig:
             config=SimpleNamespace(executor=AUTO, home_path=home),
             lifecycle=SimpleNamespace(link=None),
             loop=SimpleNamespace(now=lambda: self.now_s),
-            checker=SimpleNamespace(graph={DIGEST: GRAPH}.get),
+            checker=SimpleNamespace(graph={DIGEST: GRAPH, OTHER: OTHER_GRAPH}.get),
             background=SimpleNamespace(run=lambda work, then: then(work())),
             profiles=SimpleNamespace(wanted=self.asked.append),
             journal=SimpleNamespace(record=lambda rows: None),
             machine=self.machine,
         )
         self.watch = WayWatch(parts)
-        plan = compose([ModelChoice(name="a", artifact=DIGEST, graph=GRAPH)], executor=ONE_THREAD)
-        need = ArtifactNeed("a", DIGEST, 8)
+        self.activate("a", DIGEST, GRAPH)
+
+    def activate(self, name: str, digest: Digest, graph: Graph) -> None:
+        """A plan of one model runs from now on."""
+        plan = compose([ModelChoice(name=name, artifact=digest, graph=graph)], executor=ONE_THREAD)
+        need = ArtifactNeed(name, digest, 8)
         self.watch.plan_active(RunnablePlan(PlanRef(plan.digest, Origin.LOCAL, 0), plan.wire, (need,)))
 
     def tick(self) -> None:
@@ -89,6 +96,28 @@ def test_a_time_is_kept_once_all_its_rounds_are_over_whatever_else_is_left(rig: 
         rig.watch.answered(1e3 if executor == ONE_THREAD else None, cannot=False, quiet=True)
     assert rig.watch.left
     assert ExecutorTimes(StateFile(tmp_path / TIMES_NAME), device_class()).of(DIGEST) == {ONE_THREAD: 1e-3}
+
+
+def test_a_model_whose_rounds_another_plan_cut_short_is_measured_in_all_of_them_once_it_is_back(
+    rig: Rig, tmp_path: Path
+) -> None:
+    """1. One round of two ways. 2. Another plan runs until one of its ways is saved. 3. The first is back."""
+
+    def measure(times: int) -> None:
+        for _ in range(times):
+            rig.tick()
+            rig.asked.pop()
+            rig.watch.answered(1e3, cannot=False, quiet=True)
+
+    measure(2)
+    rig.activate("b", OTHER, OTHER_GRAPH)
+    measure(2 * ROUNDS - 1)
+    kept = ExecutorTimes(StateFile(tmp_path / TIMES_NAME), device_class())
+    assert kept.of(OTHER) and not kept.of(DIGEST)
+    rig.activate("a", DIGEST, GRAPH)
+    measure(2 * ROUNDS)
+    assert not rig.watch.left
+    assert len(ExecutorTimes(StateFile(tmp_path / TIMES_NAME), device_class()).of(DIGEST)) == 2
 
 
 def test_in_another_power_mode_the_models_are_measured_anew(rig: Rig, tmp_path: Path) -> None:

@@ -34,14 +34,15 @@ def test_a_token_that_is_shown_names_its_device_since_a_containers_host_name_is_
     assert shown and all(re.fullmatch(r" \w+", one) for one in shown)
 
 
-@pytest.mark.parametrize(("code", "healthy"), [(0, True), (1, True), (4, False)])
+@pytest.mark.parametrize(("code", "answer"), [(0, "ready yes"), (1, "ready no"), (1, ""), (4, "")])
 def test_an_agent_that_answers_is_healthy_whether_or_not_it_takes_tasks(
-    tmp_path: Path, code: int, healthy: bool
+    tmp_path: Path, code: int, answer: str
 ) -> None:
     program = tmp_path / "stageloom-agent"
-    program.write_text(f'#!/bin/sh\n[ "$*" = status ] && exit {code}\n')
+    said = f"echo {answer}" if answer else "echo error >&2"
+    program.write_text(f'#!/bin/sh\n[ "$*" = status ] && {said} && exit {code}\n')
     program.chmod(0o755)
     text = (_FOLDER / "Containerfile.agent").read_text(encoding="utf-8")
     (check,) = re.findall(r"^HEALTHCHECK .*\\\n +CMD (.+)$", text, re.MULTILINE)
     done = subprocess.run(["sh", "-c", check], env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, check=False)
-    assert (done.returncode == 0) is healthy
+    assert (done.returncode == 0) is bool(answer)

@@ -119,6 +119,24 @@ def test_after_a_slow_step_an_idle_lane_still_serves_each_task(models: tuple[str
     assert [driver.outcome(task) for task in tasks] == ["completed"] * 3
 
 
+def test_a_task_that_is_tried_gives_way_to_one_that_has_the_time_and_its_pace_is_doubted() -> None:
+    driver = _one_lane(4, 1)
+    for model in ("a", "b"):
+        driver.submit(model)
+        _run(driver, 0.010)
+    tasks = []
+    for _ in range(60):
+        driver.submit("a", deadline_s=driver.now + 0.030)
+        driver.at(driver.now + 0.005)
+        tasks.append(driver.submit("b", deadline_s=driver.now + 0.028))
+        driver.at(driver.now + 0.005)
+        driver.end()
+        _run(driver, 0.010)
+    assert [driver.outcome(task) for task in tasks] == ["completed"] * 60
+    beyond = [member.block > 0 for (member,) in driver.ran()[5:]]
+    assert not any(beyond[:60]) and any(beyond[60:]), "in time by the estimate in the end"
+
+
 def test_a_shared_task_is_given_up_if_one_of_its_models_takes_too_long() -> None:
     driver = _one_lane(1, 1)
     _measured(driver, 0.010)

@@ -403,16 +403,21 @@ def test_a_profile_is_run_once_its_artifact_is_there_and_not_again_when_answered
     assert driver.core.state.answered == (), "forgotten with the request"
 
 
-@pytest.mark.parametrize(("epoch", "generations"), [(1, (2, 3)), (2, (3,))], ids=["later", "at once"])
+@pytest.mark.parametrize(
+    ("epoch", "generations", "answered_in"),
+    [(1, (2, 3), 1), (2, (2, 3), 2), (2, (3,), 1)],
+    ids=["later", "answered meanwhile", "at once"],
+)
 def test_another_request_with_a_number_that_was_answered_is_measured(
-    epoch: int, generations: tuple[int, ...]
+    epoch: int, generations: tuple[int, ...], answered_in: int
 ) -> None:
     """A planner's database was restored, and the number was given again."""
     driver, another = Driver().online(), control.ProfileRequest(3, NEED, batch=2)
     driver.do(ev.ArtifactPresent(NEED.digest))
-    driver.do(ev.Received(desired(1, profiles=(control.ProfileRequest(3, NEED),))))
-    driver.do(ev.ProfileAnswered(3))
-    for generation in generations:
-        profiles = (another,) if generation == generations[-1] else ()
-        actions = driver.do(ev.Received(desired(generation, epoch=epoch, profiles=profiles)))
+    asked = {1: (control.ProfileRequest(3, NEED),), generations[-1]: (another,)}
+    for generation in (1, *generations):
+        value = desired(generation, epoch=epoch if generation > 1 else 1, profiles=asked.get(generation, ()))
+        actions = driver.do(ev.Received(value))
+        if generation == answered_in:
+            driver.do(ev.ProfileAnswered(3))
     assert ev.RunProfile(another) in actions

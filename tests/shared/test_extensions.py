@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stageloom.edge_agent.config import AgentConfig
+from stageloom.edge_agent.config import AgentConfig, ModelFile
 from stageloom.edge_agent.executor.executors import added_executors, make_executor
 from stageloom.edge_agent.executor.null import NullExecutor
 from stageloom.edge_agent.lifecycle.alone import require_names
@@ -124,13 +124,19 @@ def test_names_that_are_taken_or_not_to_be_typed_are_refused_and_the_rest_stands
     require_scheduler("ios")
 
 
-def test_an_entry_point_that_is_no_module_and_name_is_a_problem_and_the_agent_looks_on(folder: Path) -> None:
+def test_an_entry_point_that_is_no_module_and_name_is_a_problem_and_a_joined_agent_looks_on(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     install(folder, "odd-one", EXECUTORS, {"odd": "my-pkg:f", "gone": "gone_two:f"})
     found = added_executors()
     assert list(found.usable) == ["gone"]
     assert found.problems["odd"].cause == "odd of odd-one 1.0 points to 'my-pkg:f', which is no module:name"
     told = added_problems()
     assert list(told) == ["gone", "odd"] and all(told.values())
+    require_names(AgentConfig(executor="odd"))
+    assert found.problems["odd"].cause in caplog.text
+    with pytest.raises(ExtensionError, match=r"odd of odd-one 1.0 points to"):
+        require_names(AgentConfig(executor="odd", models=(ModelFile(name="a", path="a"),)))
 
 
 def test_an_added_policy_turns_one_search_into_another(folder: Path) -> None:

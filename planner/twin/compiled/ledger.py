@@ -140,8 +140,8 @@ def launch_by_deadline(w: World, now: float) -> None:
                 first, earliest_s, earliest_task = model, wanted_s, row.task
         if gave_up:
             continue
-        launched = first_launched(w, plan, lanes)
-        if launched != NOBODY and buries(w, w.combined[launched], now):
+        launched = first_launched(w, plan, lanes, NOBODY)
+        if launched != NOBODY and buries(w, plan, launched, lanes, now):
             continue
         if first == NOBODY or (launched != NOBODY and w.combined[launched].rank <= earliest_s):
             return
@@ -165,13 +165,13 @@ def next_turn_s(turn_s: float, now: float, spacing_s: float, patience_s: float) 
 
 
 @jit
-def first_launched(w: World, plan: Records, lanes: int) -> int:
-    """The combined block that is wanted first of those that could begin in an idle lane, or `NOBODY`."""
+def first_launched(w: World, plan: Records, lanes: int, but: int) -> int:
+    """The combined block other than `but` that is wanted first of those that could begin in an idle lane."""
     best = NOBODY
     for c in range(plan.first_combined, plan.first_combined + plan.num_combined):
         home = w.combined[c]
         stands = home.lanes == 1 or home.stand == NOBODY
-        if not (home.runnable and stands and home.own & lanes):
+        if c == but or not (home.runnable and stands and home.own & lanes):
             continue
         found = w.combined[best]
         if best == NOBODY or home.rank < found.rank or (home.rank == found.rank and home.tie < found.tie):
@@ -180,13 +180,13 @@ def first_launched(w: World, plan: Records, lanes: int) -> int:
 
 
 @jit
-def is_alone(w: World, plan: Records, model: int, lanes: int, now: float) -> bool:
-    """Nothing but the oldest task of this model's queue could begin in these lanes."""
+def is_alone(w: World, plan: Records, model: int, launched: int, lanes: int, now: float) -> bool:
+    """Nothing but this combined block, or the oldest task of this model, could begin in these lanes."""
     for other in range(w.clock[0].num_models):
         own = 1 if other == model else 0
         if w.models[other].queued > own and ready_s(w, other, True, lanes) <= now:
             return False
-    return first_launched(w, plan, lanes) == NOBODY
+    return first_launched(w, plan, lanes, launched) == NOBODY
 
 
 @jit
@@ -203,7 +203,7 @@ def gives_up(w: World, plan: Records, model: int, lanes: int, now: float) -> boo
     if deadline_s - now > least_s:
         return False
     if deadline_s - row.arrived_s <= least_s:
-        if is_alone(w, plan, model, lanes, now):
+        if is_alone(w, plan, model, NOBODY, lanes, now):
             return False
         doubt_pace(w, target)
     log_end(w, model, row, EXPIRED, NOBODY, now)
@@ -212,8 +212,12 @@ def gives_up(w: World, plan: Records, model: int, lanes: int, now: float) -> boo
 
 
 @jit
-def buries(w: World, home: Records, now: float) -> bool:
-    """End the tasks that a combined block would run and that can no longer complete in time."""
+def buries(w: World, plan: Records, launched: int, lanes: int, now: float) -> bool:
+    """End the tasks that a combined block would run and that can no longer complete in time.
+
+    One that is tried goes on while nothing else would get the lanes' time.
+    """
+    home = w.combined[launched]
     mask = home.moves & home.ready
     late = False
     for i in range(home.first_member, home.first_member + home.num_members):
@@ -223,12 +227,17 @@ def buries(w: World, home: Records, now: float) -> bool:
         slot = w.slots[member.slot]
         index = slot.held
         instance = w.instances[index]
-        least_s = rest_s(w, w.targets[w.tracks[slot.track].target], slot.block)
+        target = w.targets[w.tracks[slot.track].target]
+        least_s = rest_s(w, target, slot.block)
         deadline_s = w.models[instance.model].deadline_s
-        while instance.used and not instance.over and instance.live and not instance.tried:
+        while instance.used and not instance.over and instance.live:
             oldest = w.rows[index, instance.begin + instance.count - instance.live]
             if oldest.arrived_s + deadline_s - now > least_s:
                 break
+            if instance.tried:
+                if is_alone(w, plan, NOBODY, launched, lanes, now):
+                    break
+                doubt_pace(w, target)
             drop_row(w, index, now)
             late = True
     refresh(w, now)

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from stageloom.planner.twin.arrivals import Periodic, Process
+from stageloom.planner.twin.arrivals import Periodic, Poisson, Process
 from stageloom.planner.twin.compiled import layout
 from stageloom.planner.twin.compiled.twin import CompiledTwin
 from stageloom.planner.twin.device_file import load_device
 from stageloom.shared.engine.steps import Outcome
-from stageloom.shared.plan import QueuePlan
+from stageloom.shared.plan import QueuePlan, StepChoice
 from tests.engine.plans import chains
 from tests.twin.compiled.plain import PlainTwin, plain_kernels
 from tests.twin.compiled.worlds import TracedTwin, UnevenWorld, World, lengthened, random_world
@@ -24,6 +24,19 @@ _OUTCOMES = {
     Outcome.REFUSED: layout.REFUSED,
     Outcome.EXPIRED: layout.EXPIRED,
 }
+
+
+HOPELESS = World(
+    load_device("nano"),
+    {"a": Poisson(rate_per_s=2.0**11), "b": Poisson(rate_per_s=2.0**12)},
+    {"a": 165e-6},  # of 169 that a task takes
+    ((chains(4, 1, step_choice=StepChoice.DEADLINE, run_ahead=1), 2.0**-6),),
+    0,
+)
+
+
+def _world(number: int | World) -> World:
+    return number if isinstance(number, World) else random_world(number)
 
 
 class Differ(AssertionError):
@@ -111,10 +124,10 @@ def compare_endings(reference: TracedTwin, twin: CompiledTwin) -> None:
 
 
 @pytest.mark.promise("twin-decides-agent-s")
-@pytest.mark.parametrize("seed", [7, 11, 12, 26, 35, 67, 483])
-def test_every_step_and_ending_is_that_of_the_engine_core(seed: int) -> None:
+@pytest.mark.parametrize("world", [7, 11, 12, 26, 35, 67, 483, pytest.param(HOPELESS, id="hopeless")])
+def test_every_step_and_ending_is_that_of_the_engine_core(world: int | World) -> None:
     """The kernels' text, uncompiled."""
-    play(random_world(seed), PlainTwin)
+    play(_world(world), PlainTwin)
 
 
 def test_every_step_is_that_of_the_engine_core_where_all_programs_are_ready() -> None:
@@ -174,7 +187,8 @@ def test_machine_code_does_what_the_engine_core_does_for_long() -> None:
     assert steps > 50_000
 
 
-DEFECTS = {  # with a small world that shows it, the kernel, and what is altered there
+DEFECTS: dict[str, tuple[int | World, str, str, str]] = {
+    # With a small world that shows it, the kernel, and what is altered there.
     "the newest instance wins a tie": (
         11,
         "slots",
@@ -282,6 +296,36 @@ DEFECTS = {  # with a small world that shows it, the kernel, and what is altered
         "oldest.arrived_s + deadline_s - now > least_s",
         "least_s >= 0.0",
     ),
+    "no task that never had the time is tried": (
+        HOPELESS,
+        "ledger",
+        "if is_alone(w, plan, model, NOBODY, lanes, now):",
+        "if False:",
+    ),
+    "a task that is tried is given up when others are": (
+        HOPELESS,
+        "ledger",
+        "if is_alone(w, plan, NOBODY, launched, lanes, now):",
+        "if False:",
+    ),
+    "a task that is tried gives way to none": (
+        HOPELESS,
+        "ledger",
+        "if is_alone(w, plan, NOBODY, launched, lanes, now):",
+        "if True:",
+    ),
+    "no doubt of a pace where a task was tried": (
+        HOPELESS,
+        "ledger",
+        "doubt_pace(w, target)\n            drop_row",
+        "pass\n            drop_row",
+    ),
+    "an idle lane launches early by deadline alone": (
+        8,
+        "engine",
+        "ready_s(w, model, idle, lanes)",
+        "ready_s(w, model, by_deadline and idle, lanes)",
+    ),
     "the pace follows long steps at once": (
         9,
         "slots",
@@ -307,10 +351,10 @@ DEFECTS = {  # with a small world that shows it, the kernel, and what is altered
 @pytest.mark.promise("twin-decides-agent-s")
 @pytest.mark.parametrize("name", DEFECTS)
 def test_a_planted_defect_is_caught(name: str) -> None:
-    seed, kernel, before, after = DEFECTS[name]
+    world, kernel, before, after = DEFECTS[name]
 
     class Defective(PlainTwin):
         run_kernels = staticmethod(plain_kernels({kernel: (before, after)}))
 
     with pytest.raises(Differ):
-        play(random_world(seed), Defective)
+        play(_world(world), Defective)
