@@ -232,7 +232,10 @@ class MixMeasurement:
             if name == REDUCED or self._families.get(name) is Family.REDUCED:
                 found[name].first_per_s = self._first_per_s("bf16")  # it may carry several times as much
         first_per_s, rough = self._first_per_s(), self._effort.rough_search
-        contest.capacities(found, rough, first_per_s, self._until_s(_LOOKING))
+        until_s = self._until_s(_LOOKING)
+        contest.capacities(
+            found, rough, first_per_s, until_s, wanted=lambda: still_open(found, self._families, rough)
+        )
         for name, one in found.items():
             progress(f"  {self.name} {name}: about {one.per_s:.3g}/s")
         most = self._effort.most_windows
@@ -395,20 +398,39 @@ def saturated_rivals(looked: Mapping[str, Sequence[float]], families: Mapping[st
     }
 
 
+_GROUPS = (
+    {Family.NAIVE},
+    {Family.ONNXRUNTIME},
+    {Family.OPENVINO, Family.OPENVINO_DEFAULT},
+    {Family.REDUCED},
+    {Family.BY_DEADLINE},
+)
+
+
 def finalists(
     found: Mapping[str, CapacityFound], families: Mapping[str, Family], search: CapacitySearch
 ) -> list[str]:
     """Who is measured with many windows: the naive way, the best of each runtime and precision by what each
     may carry after this search, the hand-written loop, Stageloom."""
-    groups = [
-        {Family.NAIVE},
-        {Family.ONNXRUNTIME},
-        {Family.OPENVINO, Family.OPENVINO_DEFAULT},
-        {Family.REDUCED},
-        {Family.BY_DEADLINE},
-    ]
-    best = [best_of(found, families, group, search) for group in groups]
+    best = [best_of(found, families, group, search) for group in _GROUPS]
     return [name for name in (*best, STAGELOOM, REDUCED) if name in found]
+
+
+def still_open(
+    found: Mapping[str, CapacityFound], families: Mapping[str, Family], search: CapacitySearch
+) -> list[str]:
+    """Who may yet turn out to be the best of its runtime and precision, and all that are no rivals: a setting
+    that failed at a rate which another one of its kind holds is not looked at further."""
+    names = [name for name in found if name not in families]
+    for group in _GROUPS:
+        rivals = [name for name in found if families.get(name) in group]
+        held_per_s = max((found[name].per_s for name in rivals), default=0.0)
+        names += [
+            name
+            for name in rivals
+            if found[name].per_s == held_per_s or search.most_per_s(found[name].samples) > held_per_s
+        ]
+    return names
 
 
 def _ms(taken: float | str) -> float | str:

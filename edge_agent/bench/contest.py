@@ -164,8 +164,12 @@ class Contest:
         search: CapacitySearch,
         first_per_s: float,
         until_s: float = math.inf,
+        *,
+        wanted: Callable[[], Collection[str]] | None = None,
     ) -> None:
         """Search the capacity of each contestant in `found`, beginning at a rate, and add the samples there.
+
+        `wanted` names, before each round, those that are still worth a window; without it all are.
 
         A round gives every contestant that is not done one window, in shuffled order. The windows of a rate
         are numbered, and a number has the same arrivals for all. No round begins after `until_s` on the
@@ -176,8 +180,9 @@ class Contest:
         """
         while turn := [
             (name, place)
-            for name, one in found.items()
-            if (place := search.next_index(one.samples, rate_index(one.first_per_s or first_per_s)))
+            for name in (found if wanted is None else wanted())
+            if (one := found.get(name)) is not None
+            and (place := search.next_index(one.samples, rate_index(one.first_per_s or first_per_s)))
             is not None
         ]:
             if time.monotonic() >= until_s and all(one.samples for one in found.values()):

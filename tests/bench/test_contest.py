@@ -127,3 +127,15 @@ def test_the_search_begins_for_each_where_it_is_told() -> None:
     assert first["ort_2x1"] == pytest.approx(10 * first["stageloom"], rel=0.05)
     assert len(contest.rates["ort_2x1"]) < len(contest.rates["stageloom"])
     assert len({one.per_s for one in found.values()}) == 1
+
+
+def test_only_those_that_are_wanted_have_further_windows() -> None:
+    contest = MortalContest("nobody")
+    found = {name: CapacityFound() for name in NAMES}
+
+    def wanted() -> list[str]:
+        return [name for name in NAMES if name != "naive" or not found["naive"].samples]
+
+    contest.capacities(found, SEARCH, 10.0, wanted=wanted)
+    assert contest.ran.count("naive") == 1
+    assert found["ort_2x1"].per_s == pytest.approx(CARRIED_PER_S, rel=0.05)

@@ -25,6 +25,7 @@ from benchmarks.slo.one_mix import (
     best_of,
     finalists,
     saturated_rivals,
+    still_open,
 )
 from benchmarks.zoo import ZOO
 from stageloom.edge_agent.bench.capacity import CapacitySearch, WindowCounts
@@ -82,6 +83,17 @@ def test_a_setting_that_no_rate_was_found_for_yet_is_measured_closely_where_it_m
     found = {"slow": carries(10.0), "quick": unknown, "stageloom": carries(30.0)}
     assert finalists(found, FAMILIES, QUICK.rough_search) == ["quick", "stageloom"]
     assert best_of(found, FAMILIES, [Family.ONNXRUNTIME]) == "slow"
+
+
+def test_a_setting_that_another_one_of_its_kind_has_passed_is_not_looked_at_further() -> None:
+    bounded = CapacityFound({rate_index(18.0): [NONE_IN_TIME]})  # `quick` holds 20
+    holding = CapacityFound({rate_index(2.0): [WindowCounts(np.array([9]), np.array([9]))]})
+    found = {**FOUND, "slow": bounded, "ov": holding}
+    left = still_open(found, FAMILIES, QUICK.rough_search)
+    assert set(left) == FOUND.keys() - {"slow"}
+    assert "slow" in still_open({"slow": bounded}, FAMILIES, QUICK.rough_search), "nothing holds yet"
+    unseen = {"quick": FOUND["quick"], "slow": CapacityFound()}
+    assert "slow" in still_open(unseen, FAMILIES, QUICK.rough_search)
 
 
 def test_the_best_of_some_families_is_the_one_that_carries_most() -> None:
@@ -163,7 +175,9 @@ class AskedContest(SaturatedContest):
         super().__init__()
         self.asked: list[tuple[list[str], int]] = []
 
-    def capacities(self, found: dict[str, CapacityFound], search: CapacitySearch, *_: float) -> None:
+    def capacities(
+        self, found: dict[str, CapacityFound], search: CapacitySearch, *_: float, wanted: object = None
+    ) -> None:
         self.asked.append((list(found), search.many))
         found.update({name: FOUND[name] for name in found})
 
