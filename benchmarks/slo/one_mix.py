@@ -40,7 +40,6 @@ REDUCED = "stageloom_bf16"  # the same where bfloat16 is allowed
 _BORDER = 4  # windows at the two rates around the capacity of an ablation: of fewer there is no interval
 _SETTLED = 6  # the same of the others at first
 _BELOW = 0.7  # of the best rival's capacity, where latencies are compared
-_FIRST = 0.75  # of all that the cores carry: a good contestant is bounded in a few windows from there
 _LOOKING = 0.4  # of the time for capacities, then each contestant's is about known
 _SETTLING = 0.6  # then those of Stageloom's ablations are told; the finalists have the rest
 _SURE = 0.975  # either end of an interval
@@ -57,6 +56,7 @@ class MixEffort:
 
     total_s: float
     window_s: float = 2.0
+    first_share: float = 0.75  # of all that the cores carry: what carries much is soon bounded from there
     every_setting: bool = True  # of rivals; else one of each runtime
     saturated_only: bool = False  # neither capacities nor latencies
     most_windows: int = 30
@@ -88,6 +88,7 @@ class MixEffort:
 QUICK = MixEffort(
     20.0,
     0.5,
+    0.25,  # there is no time to look below a first rate that is too high
     every_setting=False,
     most_windows=1,
     latency_windows=1,
@@ -225,7 +226,7 @@ class MixMeasurement:
             known = self._services.of(model.name, *precisions)
             alone_s = (taken for options, taken in known.items() if options.intra_op_threads == 1)
             busy_s += weight * min(self.best[model.name][0], *alone_s)
-        return _FIRST * len(usable_cores()) * sum(self._weights) / busy_s
+        return self._effort.first_share * len(usable_cores()) * sum(self._weights) / busy_s
 
     def _capacities(self, contest: Contest, found: dict[str, CapacityFound]) -> None:
         for name in found:
