@@ -1,7 +1,8 @@
 """The plan of a device for which nobody chose a scheduler: what is known of it decides.
 
 Cores and executors are those that its agent told of; which executor runs a model fastest is what the device
-measured (`stageloom.planner.store.machines`). Nothing is searched, so the answer comes at once. What is not
+measured (`stageloom.planner.store.machines`). Nothing is searched, so the answer comes at once; but for one
+model of which parts were measured its splits are a rival (`stageloom.planner.split_search`). What is not
 known is said, with the command that has it measured.
 """
 
@@ -21,7 +22,7 @@ from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.plan import MAX_LANES, MAX_MODELS, ExecutorOptions, Plan, decode_plan
 from stageloom.shared.search.arrangements import ON_GPU, Times
-from stageloom.shared.search.auto import AUTO, auto_plan
+from stageloom.shared.search.auto import AUTO, auto_plan, split_carries_more
 from stageloom.shared.search.compose import ModelChoice
 from stageloom.shared.text import counted
 
@@ -136,6 +137,22 @@ def make(store: ReadStore, request: PlanCreateRequest, device: DeviceId) -> Auto
     ways = {block.members[0].model: plan.executors[block.executor] for block in plan.combined}
     models = {one.name: known[at]._replace(way=ways[at]) for at, one in enumerate(choices)}
     return AutoPlan(plan, sentence(device, machine, models))
+
+
+def splits_carry_more(store: ReadStore, request: PlanCreateRequest, device: DeviceId, split_s: float) -> bool:
+    """Whether the only model of a request carries clearly more load where a task takes `split_s`, split over
+    two cores, than in the plan that `make` makes of it.
+
+    Raises:
+        InputError: the model or the device does not exist.
+    """
+    machine = store.read(machine_of, device)
+    assert machine is not None, "is_auto has seen it"
+    choices = (choice,) = model_choices(store, request.models)
+    (known,) = _known(store, device, choices, machine.executors)
+    usual = ExecutorOptions(name=machine.executors[0])
+    most_blocks = len(choice.graph.base_cuts) + 1
+    return split_carries_more(known.times, most_blocks, usual, len(machine.cores), split_s)
 
 
 def _known(

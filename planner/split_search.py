@@ -71,11 +71,13 @@ class SplitCandidate(NamedTuple):
 
 
 class SplitPlan(NamedTuple):
-    """A plan, in a sentence what it was made from, and what it costs as any plan of these operators."""
+    """A plan, in a sentence what it was made from, what it costs as any plan of these operators, and the
+    seconds of one task that its search predicts."""
 
     plan: Plan
     known: str
     prediction: CostPrediction
+    seconds: float
 
 
 class MeasuredModel(NamedTuple):
@@ -96,6 +98,10 @@ class MeasuredModel(NamedTuple):
         InputError: a sample is no time of a part.
         """
         return split_problem(self.choice.graph, self.nodes, self.times)
+
+    def clearly_gains(self, candidate: SplitCandidate) -> bool:
+        """Whether its splits are predicted to take clearly less than the faster resource alone."""
+        return candidate.splits > 0 and candidate.seconds < GAIN * self.session_s[0]
 
     def plan(self, choice: SplitChoice) -> Plan:
         """The plan of a choice, with the model's rules.
@@ -160,6 +166,25 @@ def make(store: ReadStore, request: PlanCreateRequest, device: DeviceId) -> Spli
             installed.
         PlanError: the plan would not be legal.
     """
+    return _split_plan(store, device, *_least(store, request, device))
+
+
+def clear_gain(store: ReadStore, request: PlanCreateRequest, device: DeviceId) -> SplitPlan | None:
+    """What `eop` makes of a request for one model, where all is known and splits are predicted to take
+    clearly less than the faster resource alone."""
+    asked = replace_struct(request, scheduler=EOP)
+    try:
+        check_request(asked)
+        measured, best = _least(store, asked, device)
+    except (InputError, PlanError):  # what keeps `eop` from a plan leaves nothing to gain
+        return None
+    return _split_plan(store, device, measured, best) if measured.clearly_gains(best) else None
+
+
+def _least(
+    store: ReadStore, request: PlanCreateRequest, device: DeviceId
+) -> tuple[MeasuredModel, SplitCandidate]:
+    """Of what the request's scheduler proposes on each pair of resources that which takes least."""
     name = request.scheduler or EOP
     (choice,) = model_choices(store, request.models)
     found = []
@@ -169,10 +194,15 @@ def make(store: ReadStore, request: PlanCreateRequest, device: DeviceId) -> Spli
             found += [(measured, one) for one in proposals(measured)]
         else:
             found.append((measured, _candidate(measured, name, splitter(name).choose(measured.problem()))))
-    measured, best = min(found, key=lambda one: one[1].seconds)
-    graphs = {choice.artifact: choice.graph}
-    costs = costs_there(store, device, best.plan, graphs)
-    return SplitPlan(best.plan, _sentence(measured, best), predict(best.plan, graphs, costs, ()))
+    return min(found, key=lambda one: one[1].seconds)
+
+
+def _split_plan(
+    store: ReadStore, device: DeviceId, measured: MeasuredModel, best: SplitCandidate
+) -> SplitPlan:
+    graphs = {measured.choice.artifact: measured.choice.graph}
+    prediction = predict(best.plan, graphs, costs_there(store, device, best.plan, graphs), ())
+    return SplitPlan(best.plan, _sentence(measured, best), prediction, best.seconds)
 
 
 def proposals(measured: MeasuredModel) -> list[SplitCandidate]:
@@ -218,8 +248,7 @@ def entrants(store: ReadStore, request: PlanCreateRequest, device: DeviceId) -> 
         proposed = proposals(measured)
     except (InputError, PlanError):  # what keeps `eop` from a plan keeps it from taking part, and no more
         return Entrants((), {})
-    most_s = GAIN * measured.session_s[0]
-    found = {one.plan.digest: one for one in proposed if one.splits and one.seconds < most_s}
+    found = {one.plan.digest: one for one in proposed if measured.clearly_gains(one)}
     return Entrants(
         tuple(found.values()), {choice.artifact: part_costs(choice.graph, measured.nodes, measured.times[0])}
     )

@@ -78,6 +78,22 @@ def best_arrangement(
     return best
 
 
+def split_carries_more(
+    known: Times, most_blocks: int, default: ExecutorOptions, cores: int, split_s: float
+) -> bool:
+    """Whether a model whose task takes `split_s`, split over two cores, carries clearly more than in its best
+    arrangement. Such a plan has one lane, whatever other cores there are."""
+    (times,) = usable_times([known])
+    patience_s = patience_of(times)
+    if patience_s is None:
+        return False
+    best = best_arrangement([times], [most_blocks], default, cores)
+    both = replace(default, intra_op_threads=2)
+    split = Arrangement(lanes=1, width=2, blocks=(1,), run_by=(both,))
+    most = BETTER * _carried(best, [times], [patience_s])
+    return _carried(split, [{**times, both: split_s}], [patience_s], at_least=most) > most
+
+
 def _carried(
     one: Arrangement, known: Sequence[Times], patience_s: Sequence[float | None], *, at_least: float = 0.0
 ) -> float:

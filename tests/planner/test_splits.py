@@ -3,14 +3,19 @@
 import dataclasses
 import json
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from benchmarks.eop.models import imported, layers
+from stageloom.planner.api.handlers import handler_of
+from stageloom.planner.api.routes import PLAN_CREATE
+from stageloom.planner.auto_plan import splits_carry_more
 from stageloom.planner.costs.drift import Renewal
 from stageloom.planner.costs.records import found_schedules
 from stageloom.planner.dispatch.ports import TelemetryWrite
@@ -35,6 +40,7 @@ from stageloom.planner.split_search import (
     MOST_SPLITS,
     Entrants,
     check_request,
+    clear_gain,
     entrants,
     make,
     measured_on,
@@ -50,7 +56,7 @@ from stageloom.planner.twin.stored import served_steps, stored_times
 from stageloom.planner.twin.times import StepTimes
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import bind
-from stageloom.shared.clock import SystemClock
+from stageloom.shared.clock import ManualClock, SystemClock
 from stageloom.shared.errors import InputError
 from stageloom.shared.importer.splittable import SplitReader
 from stageloom.shared.messages.control import Alarm, Origin
@@ -79,6 +85,7 @@ from stageloom.shared.search.job import run_search
 from stageloom.shared.search.measured_splits import PartSample, SplitMeasurements, alike, split_problem
 from stageloom.shared.search.split_plan import ResourcePair, split_plan
 from tests.learning.pools import InlinePool
+from tests.planner.api.context import OPERATOR, planner_context
 from tests.planner.jobs import running_job
 from tests.store.helpers import NANO, enrol, row
 from tests.store.migrated import new_store
@@ -168,6 +175,54 @@ def test_a_batch_split_through_the_model_is_chosen_where_the_second_core_is_as_f
         "dense: batch split at 8, 1 split, predicted to take 2.1 ms, "
         "against 4 ms whole on onnx on core 0 and 4 ms whole on onnx on core 1"
     )
+
+
+AUTO = replace(ONE, scheduler=None)
+
+
+@pytest.mark.parametrize(
+    ("layer_us", "handover_us", "more"),
+    [(10_000.0, HANDOVER_US, True), (1000.0, HANDOVER_US, False), (10_000.0, 20_000.0, False)],
+    ids=["long", "short", "dear hand-over"],
+)
+def test_a_plan_from_what_is_known_has_splits_where_these_carry_clearly_more(
+    rig: Rig, layer_us: float, handover_us: float, more: bool
+) -> None:
+    """Tasks of 40 ms; at 4 ms what a step takes beside its inference tells, and two lanes carry more."""
+    rig.measures("onnx", layer_us, handover_us=handover_us)
+
+    def submit(function: Callable[..., Any], *arguments: object) -> Future[Any]:
+        found: Future[Any] = Future()
+        found.set_result(function(rig.store, *arguments))
+        return found
+
+    context = planner_context(rig.store, ManualClock(), readers=SimpleNamespace(submit=submit))
+    reply = handler_of(PLAN_CREATE)(context, AUTO, OPERATOR)(running_job(ManualClock()))
+    plan = decode_plan(reply.plan.wire)
+    assert (reply.plan.scheduler, bool(plan.models[0].splits)) == (("eop", True) if more else ("auto", False))
+    assert plan.lanes == (1 if more else 2)
+    assert ("predicted to take" in reply.known) == more
+    if more:
+        again = request_of(rig.store, rig.store.read(plan_info, reply.plan.plan))
+        assert rig.made(replace(again, device=NANO))[0].digest == plan.digest
+
+
+def test_splits_that_carry_less_than_a_session_of_two_threads_are_left(rig: Rig) -> None:
+    rig.measures("onnx", 10_000.0)
+    split = clear_gain(rig.store, AUTO, NANO)
+    assert split is not None and splits_carry_more(rig.store, AUTO, NANO, split.seconds)
+    rig.tells(ExecutorTime(rig.artifact.digest, "onnx", 2, 1, CLASS, 20_000.0, 9))
+    assert not splits_carry_more(rig.store, AUTO, NANO, split.seconds)
+
+
+def test_nothing_is_split_where_it_is_not_known_to_gain_or_a_rule_forbids_it(rig: Rig) -> None:
+    assert clear_gain(rig.store, AUTO, NANO) is None
+    rig.measures("onnx", 10_000.0, handover_us=40_000.0)
+    assert clear_gain(rig.store, AUTO, NANO) is None
+    rig.measures("onnx", 10_000.0)
+    assert clear_gain(rig.store, AUTO, NANO) is not None
+    batch = replace(AUTO, models=(ModelOptions(model="dense", batch=4),))
+    assert clear_gain(rig.store, batch, NANO) is None, "parts were measured of single tasks"
 
 
 def test_without_a_gain_the_plan_has_no_split_and_says_so(rig: Rig) -> None:

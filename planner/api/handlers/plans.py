@@ -13,7 +13,7 @@ from stageloom.planner.api.context import ApiCall, ApiContext, desiring, handles
 from stageloom.planner.api.handlers.devices import measured, pushed
 from stageloom.planner.api.jobs import Job
 from stageloom.planner.api.work import waited
-from stageloom.planner.auto_plan import is_auto, make, named
+from stageloom.planner.auto_plan import is_auto, make, named, splits_carry_more
 from stageloom.planner.costs.measured import plan_costs
 from stageloom.planner.plan_request import request_of
 from stageloom.planner.plan_search import (
@@ -35,7 +35,15 @@ from stageloom.planner.schema.explanation import (
     PlanExplanation,
 )
 from stageloom.planner.schema.trial import TrialCompareRequest, TrialComparison
-from stageloom.planner.split_search import Entrants, check_request, entrants, splits_operators
+from stageloom.planner.split_search import (
+    EOP,
+    Entrants,
+    SplitPlan,
+    check_request,
+    clear_gain,
+    entrants,
+    splits_operators,
+)
 from stageloom.planner.split_search import make as make_split
 from stageloom.planner.store.costs import calibration_of
 from stageloom.planner.store.desired import Push, push_fleet, push_wanted
@@ -191,16 +199,26 @@ def _tournament(api: ApiContext, request: schema.PlanCreateRequest, job: Job) ->
 
 def _auto(api: ApiContext, request: schema.PlanCreateRequest, device: DeviceId, job: Job) -> schema.PlanReply:
     began_s = api.clock.monotonic_s()
-    plan, known = make(api.store, request, device)
+    split = _clear_gain(api, request, device, job) if len(request.models) == 1 else None
+    if split is not None and splits_carry_more(api.store, request, device, split.seconds):
+        scheduler, plan, known, prediction = EOP, split.plan, split.known, split.prediction
+    else:
+        scheduler = AUTO
+        plan, known = make(api.store, request, device)
+        graphs = {model.artifact: api.store.graph(model.artifact) for model in plan.models}
+        costs_key = api.store.read(calibration_of, device).costs_key
+        costs = plan_costs(api.store, costs_key, plan, graph_of=api.store.graph)
+        prediction = predict(plan, graphs, costs, ())
     job.check()
     search_s = api.clock.monotonic_s() - began_s
-    graphs = {model.artifact: api.store.graph(model.artifact) for model in plan.models}
-    costs = plan_costs(
-        api.store, api.store.read(calibration_of, device).costs_key, plan, graph_of=api.store.graph
-    )
-    return _keep(
-        api, request, plan, _found_row(plan, predict(plan, graphs, costs, ()), AUTO, search_s), known
-    )
+    return _keep(api, request, plan, _found_row(plan, prediction, scheduler, search_s), known)
+
+
+def _clear_gain(
+    api: ApiContext, request: schema.PlanCreateRequest, device: DeviceId, job: Job
+) -> SplitPlan | None:
+    found = api.apart(clear_gain, request, device)
+    return waited(job, found) if isinstance(found, Future) else found
 
 
 def _split(

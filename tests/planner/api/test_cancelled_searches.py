@@ -23,6 +23,7 @@ from tests.store.migrated import new_store
 MODELS = (ModelOptions(model="relu"),)
 SPLIT = PlanCreateRequest(models=MODELS, device=NANO, scheduler="eop")
 TOURNAMENT = PlanCreateRequest(models=MODELS, device=NANO, budget_s=60.0)
+AUTO = PlanCreateRequest(models=MODELS, device=NANO)
 
 
 class Computed(Future[Any]):
@@ -54,10 +55,11 @@ def job() -> Job:
     return running_job(ManualClock())
 
 
-@pytest.mark.parametrize("request_", [SPLIT, TOURNAMENT], ids=["split", "tournament"])
+@pytest.mark.parametrize("request_", [SPLIT, TOURNAMENT, AUTO], ids=["split", "tournament", "auto"])
 def test_a_cancelled_search_cancels_what_is_computed_for_it(
-    api: ApiContext, job: Job, answer: Computed, request_: PlanCreateRequest
+    api: ApiContext, job: Job, answer: Computed, request_: PlanCreateRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(plans, "is_auto", lambda _, request: request is AUTO)
     work: Callable[[Job], Any] = handler_of(routes.PLAN_CREATE)(api, request_, OPERATOR)
     job.cancel()
     with pytest.raises(JobCancelled):
@@ -80,15 +82,17 @@ def test_a_split_search_that_is_cancelled_as_it_ends_keeps_no_plan(
 
 
 def test_a_plan_from_what_is_known_that_is_cancelled_as_it_ends_is_not_kept(
-    api: ApiContext, job: Job, monkeypatch: pytest.MonkeyPatch
+    api: ApiContext, job: Job, answer: Computed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    answer.set_result(None)  # of splits nothing is known
+
     def make(*_: object) -> tuple[Any, str]:
         job.cancel()
         return small_plan(api.store), ""
 
     monkeypatch.setattr(plans, "is_auto", lambda *_: True)
     monkeypatch.setattr(plans, "make", make)
-    work = handler_of(routes.PLAN_CREATE)(api, PlanCreateRequest(models=MODELS, device=NANO), OPERATOR)
+    work = handler_of(routes.PLAN_CREATE)(api, AUTO, OPERATOR)
     with pytest.raises(JobCancelled):
         work(job)
     assert not api.store.read(plan_infos)
