@@ -1,6 +1,7 @@
 """Puts the demo's measurements together as docs/report.schema.json says, and checks that they agree."""
 
 import json
+import math
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.pays.device import QueueMoment, lanes_of
-from benchmarks.pays.intervals import Statistic, Tasks, in_time, interval, mean_log_s, percentile_s
+from benchmarks.pays.intervals import Statistic, Tasks, in_time, interval, mean_log_s, p99_s, percentile_s
 from benchmarks.processes import DemoFailed
 from benchmarks.runner import machine, versions
 from examples.demo.checks import check
@@ -52,13 +53,14 @@ class Served:
         return value / seconds, low / seconds, high / seconds
 
     @property
-    def p99_ms(self) -> tuple[float, float, float]:
-        """The same of the latency that 99 of 100 tasks keep; one without a result took twice its deadline."""
-        return _ms(self._of(lambda tasks: percentile_s(tasks.latency_s, 99)))
+    def p99_ms(self) -> tuple[float, float, float] | None:
+        """The same of what 99 of 100 tasks keep; None where that falls on tasks without a result."""
+        found = self._of(p99_s)
+        return None if any(map(math.isnan, found)) else _ms(found)
 
     @property
     def p50_ms(self) -> tuple[float, float, float]:
-        """The same of the latency that half of the tasks keep."""
+        """The same of what half of the tasks keep; one without a result took twice its deadline."""
         return _ms(self._of(lambda tasks: percentile_s(tasks.latency_s, 50)))
 
     @property
@@ -80,6 +82,7 @@ class Served:
             "tasks": len(tasks.in_time),
             "in_time": int(in_time(tasks)),
             "in_time_per_s": self.in_time_per_s,
+            "given_up": float(np.mean(~tasks.answered)),
             "p50_ms": self.p50_ms,
             "p99_ms": self.p99_ms,
             "latency_ms": _ms(self._of(mean_log_s)),
@@ -136,7 +139,7 @@ def assemble(run: Run) -> dict[str, Any]:
     plans = {entry["digest"]: decode_plan(b64decode(entry["wire"]), entry["digest"]) for entry in run.plans}
     outcomes = {name: run.outcomes.get(name, 0) for name in ("completed", "expired", "refused", "lost")}
     report = {
-        "version": 3,
+        "version": 4,
         "started_at": run.started_at.isoformat(timespec="seconds"),
         "machine": machine(),
         "versions": versions(PACKAGES),
@@ -225,7 +228,7 @@ def _load(run: Run) -> dict[str, Any]:
         "rate_per_s": run.offered_per_s,
         "at_s": at_s,
         "in_time_per_s": [in_time(one) / run.series_s for one in windows],
-        "p99_ms": [1e3 * percentile_s(one.latency_s, 99) for one in windows],
+        "p99_ms": [None if math.isnan(p99 := p99_s(one)) else 1e3 * p99 for one in windows],
         "moments": [{"at_s": at, "text": text} for at, text in sorted(moments)],
         "variance": {
             "at_s": [run.second(one.at_us) for one in run.queues],

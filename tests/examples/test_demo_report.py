@@ -107,7 +107,7 @@ def _sound_report() -> str:
         "stages": [{"members": "one#0.0", "stage_string": "0..6"}],
     }
     report = {
-        "version": 3,
+        "version": 4,
         "started_at": "2026-01-01T00:00:00+00:00",
         "machine": {"processor": "<cpu> x2", "cores": 2, "memory_mib": 1024, "system": "Linux"},
         "versions": {"python": "3.11"},
@@ -123,7 +123,7 @@ def _sound_report() -> str:
             "rate_per_s": 10.0,
             "at_s": [0.0, 2.0],
             "in_time_per_s": [5.0, 9.5],
-            "p99_ms": [300.0, 100.0],
+            "p99_ms": [None, 100.0],
             "moments": [{"at_s": 1.0, "text": "alarm: oldest age"}, {"at_s": 1.1, "text": "new plan"}],
             "variance": {"at_s": [0.0, 1.0], "s2": [0.4, 0.1]},
         },
@@ -217,6 +217,18 @@ def test_the_schema_is_a_schema_and_a_sound_report_has_no_problem() -> None:
 def test_a_broken_promise_is_named(path: tuple[str, ...], value: Any, words: str) -> None:
     (problem, *_) = check(broken(*path, value=value))
     assert words in problem
+
+
+def test_a_p99_that_falls_on_tasks_without_a_result_is_none_and_the_page_says_how_many_had_none() -> None:
+    """What such a task counts as, twice its deadline, is no latency that anybody saw."""
+    answered = np.arange(20) >= 2
+    windows = [Tasks(np.full(20, 0.1), answered, answered) for _ in range(3)]
+    entry = Served(who=NAIVELY, load=BUSILY, rate_per_s=10.0, window_s=2.0, windows=windows).entry()
+    assert (entry["p99_ms"], entry["given_up"]) == (None, 0.1)
+    report = broken("served", 0, value=json.loads(json.dumps(entry)))
+    assert check(report) == []
+    assert "none: 10 % had no result" in render(report)
+    assert all(one.entry()["p99_ms"] is not None for one in SERVED)
 
 
 def test_a_task_that_never_ends_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
