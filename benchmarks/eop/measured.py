@@ -51,6 +51,7 @@ from stageloom.shared.errors import StageloomError
 from stageloom.shared.importer.splittable import SplitReader
 from stageloom.shared.partition import Split
 from stageloom.shared.search.eop import (
+    apart,
     apart_cost_s,
     at_best_home,
     eop,
@@ -63,6 +64,9 @@ from stageloom.shared.search.split_problem import Halves, SplitChoice, SplitProb
 
 WIDE: Final = "intra_op=2"
 RIVALS: Final = ("eop_paper", "equal", "fixed")
+CONDITIONS_ON: Final = "bert"
+"""The model of the paper's figure 11."""
+
 KEY_OPERATORS: Final = 40
 TRIAL_ROUNDS: Final = 9
 GAIN: Final = 0.97
@@ -231,6 +235,8 @@ def _judged(
         auto = chosen
     plans = {"fast": keys["fast"], "slow": keys["slow"], "eop": keys[chosen]}
     choices = {name: splitter(name).choose(problem) for name in RIVALS}
+    if rig.subject.name == CONDITIONS_ON:
+        choices |= conditions(problem)
     plans |= {name: rig.choice(choice) for name, choice in choices.items()}
     plans |= wide
     windows = take_turns(rig.window_s, plans, _rounds(rig, plans, ends_s))
@@ -250,7 +256,7 @@ def _judged(
     row |= {"chosen": chosen, "splits": len(choice.splits), "beside": len(choice.beside)}
     alone_s = sum(one.whole_s[choice.home.resource] for one in problem.operators)
     row |= {"predicted_ms": 1e3 * (choice.seconds or alone_s)}
-    row |= {f"{name}_ms": 1e3 * at_s[name] for name in ("fast", "slow", "eop", *RIVALS)}
+    row |= {f"{name}_ms": 1e3 * at_s[name] for name in ("fast", "slow", "eop", *choices)}
     row |= {"bound_ms": 1e3 * bound_s(problem), "intra_op_2_ms": 1e3 * at_s[best_wide]}
     row |= {"intra_op_2_wins": wins, "auto": auto, "rounds": len(windows["eop"]), "aa": spread}
     row |= {f"{name}_splits": len(one.splits) for name, one in choices.items()}
@@ -318,6 +324,14 @@ def drawn_operators(judged: Sequence[Judged], count: int) -> list[tuple[Judged, 
         offered.append(random.sample(states, len(states)))
     in_turn = [one for row in zip_longest(*offered) for one in row if one is not None]
     return in_turn[:count]
+
+
+def conditions(problem: SplitProblem) -> dict[str, SplitChoice]:
+    """Those of the paper's section 5.1 that are no rivals already: key operators, each by itself, and every
+    operator, whether it pays or not. The third, both, is `eop_paper`."""
+    halves = [least_halves(problem, op) for op in range(len(problem.operators))]
+    states = [one or operator.best_whole for one, operator in zip(halves, problem.operators, strict=True)]
+    return {"condition_1": splitter("separate").choose(problem), "condition_2": apart(problem, states)}
 
 
 def least_halves(problem: SplitProblem, op: int) -> Halves | None:

@@ -132,7 +132,7 @@ def best_split(
 def separate(problem: SplitProblem) -> SplitChoice:
     """Key operators at their own optimum on the paper's grid, the others on their better resource."""
     keys = key_operators(problem.operators)
-    return _apart(
+    return apart(
         problem,
         [
             best_split(problem, op, grid) if op in keys else operator.best_whole
@@ -143,7 +143,7 @@ def separate(problem: SplitProblem) -> SplitChoice:
 
 def eop_paper(problem: SplitProblem) -> SplitChoice:
     """Algorithm 3 as it is printed: what a pair takes is the sum of what its operators take."""
-    return _apart(problem, tuned(problem, pair_apart_s).states)
+    return apart(problem, tuned(problem, pair_apart_s).states)
 
 
 PairSeconds: TypeAlias = Callable[[SplitProblem, tuple[int, int], tuple[SplitState, SplitState]], float]
@@ -267,10 +267,11 @@ def _at_shares(problem: SplitProblem, shares: Sequence[float]) -> SplitChoice:
         ]
         best = min(offered, key=lambda state: apart_cost_s(problem, op, state), default=None)
         states.append(operator.best_whole if best is None else best)
-    return _apart(problem, states)
+    return apart(problem, states)
 
 
-def _apart(problem: SplitProblem, states: Sequence[SplitState]) -> SplitChoice:
+def apart(problem: SplitProblem, states: Sequence[SplitState]) -> SplitChoice:
+    """Operators in these states, each joined behind itself."""
     return SplitChoice(
         states=tuple(states),
         splits=each_alone(states),
