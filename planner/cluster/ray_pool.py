@@ -398,7 +398,9 @@ class _Tasks:
             function, arguments = pickle.loads(work)  # from the planner, never from a device
             if function not in self._remote:
                 # One try: a task that dies of memory takes its machine along if it is started again.
-                self._remote[function] = self._ray.remote(max_retries=0, num_cpus=1)(function)
+                self._remote[function] = self._ray.remote(
+                    max_retries=0, num_cpus=1, scheduling_strategy="SPREAD"
+                )(function)  # by default Ray fills a node before it starts a worker on the next
             reference = self._remote[function].remote(*arguments)
         except Exception as error:
             self._send((task, False, UnavailableError(f"Ray takes no task: {_line(error)}")))
