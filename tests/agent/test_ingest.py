@@ -872,6 +872,43 @@ def test_a_refusal_costs_one_question_for_the_models(hosted: Hosted, monkeypatch
             assert (caught.value.code, len(asked)) == (code, number)
 
 
+def _full_queue(path: Path) -> tuple[socket.socket, list[socket.socket]]:
+    """Somebody who listens there and takes nothing, and the connections that fill its queue."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(str(path))
+    listener.listen(0)
+    waiting: list[socket.socket] = []
+    with contextlib.suppress(UnavailableError):
+        while True:
+            waiting.append(channel.connect(path, 0.0))
+    return listener, waiting
+
+
+def test_a_connection_waits_until_an_agent_with_a_full_queue_takes_others(tmp_path: Path) -> None:
+    listener, opened = _full_queue(tmp_path / "agent.sock")
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            opened.append(listener.accept()[0])
+
+    opened.append(channel.connect(tmp_path / "agent.sock", 1.0, wait))
+    assert len(waits) == 3
+    for one in (listener, *opened):
+        one.close()
+
+
+def test_an_agent_whose_queue_stays_full_is_told_from_one_that_does_not_run(tmp_path: Path) -> None:
+    listener, opened = _full_queue(tmp_path / "agent.sock")
+    waits: list[float] = []
+    with pytest.raises(UnavailableError, match=r"takes no connection now.*full for 0\.05 s.*try again"):
+        channel.connect(tmp_path / "agent.sock", 0.05, waits.append)
+    assert sum(waits) == pytest.approx(0.05)
+    for one in (listener, *opened):
+        one.close()
+
+
 def test_restart_of_the_agent_answers_open_tasks_once_and_the_next_call_reconnects(tmp_path: Path) -> None:
     first = Hosted(tmp_path / "run", ConnectionLimits())
     with Client(first.path) as client:
