@@ -11,7 +11,8 @@ import fcntl
 import os
 import socket
 import threading
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,6 +31,7 @@ from stageloom.shared.errors import DecodeError, UnavailableError
 SOCKET_NAME = "agent.sock"
 Answer = TypeVar("Answer", bound=ToApplication)
 _LONGEST_ADDRESS_BYTES = 107  # sun_path holds 108 with its end
+_RETRY_S = 0.01  # while the queue of connections is full
 _FD_SPACE = socket.CMSG_SPACE(array.array("i").itemsize * 2)
 _CLOSE_ON_EXEC, _CUT_OFF = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_TRUNC)  # enums are slow to compare
 
@@ -51,17 +53,24 @@ def socket_address(path: Path) -> Iterator[str]:
         os.close(directory)
 
 
-def connect(path: Path, timeout_s: float) -> socket.socket:
-    """A connected, blocking socket.
+def connect(path: Path, timeout_s: float, wait: Callable[[float], None] = time.sleep) -> socket.socket:
+    """A connected, blocking socket; `wait` lets seconds pass.
 
     Raises:
-        UnavailableError: no agent listens there, or the file may not be opened.
+        UnavailableError: no agent listens there or takes it in time, or the file may not be opened.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     sock.settimeout(timeout_s)
     try:
         with socket_address(path) as address:
-            sock.connect(address)
+            _connect(sock, address, timeout_s, wait)
+    except BlockingIOError as error:
+        sock.close()
+        raise UnavailableError(
+            f"the agent at {path.absolute()} takes no connection now: "
+            f"its queue has been full for {timeout_s:g} s",
+            remedy="try again later; look at its log, and restart it if it stands still",
+        ) from error
     except PermissionError as error:
         sock.close()
         raise UnavailableError(
@@ -74,6 +83,16 @@ def connect(path: Path, timeout_s: float) -> socket.socket:
             remedy="start one with `stageloom-agent run`, or name its home in STAGELOOM_AGENT_HOME",
         ) from error
     return sock
+
+
+def _connect(sock: socket.socket, address: str, timeout_s: float, wait: Callable[[float], None]) -> None:
+    """A full queue of connections is an error at once: a socket with a timeout does not wait for it."""
+    for _ in range(round(timeout_s / _RETRY_S)):
+        with contextlib.suppress(BlockingIOError):
+            sock.connect(address)
+            return
+        wait(_RETRY_S)
+    sock.connect(address)
 
 
 def send_with_descriptor(sock: socket.socket, packet: bytes, descriptor: int, flags: int = 0) -> None:

@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotInTime  # Python's own only from 3.11 on
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -77,6 +77,9 @@ from stageloom.shared.errors import (
 
 Deliver: TypeAlias = Callable[[Outputs], Any]
 """Makes a result of outputs in shared memory, which are another task's once it returns."""
+
+_DOUBTING: Final = LAYOUT_CODES | {"model_changed", "model_removed"}
+"""Codes of refusals after which the models, or the application's tasks, may be out of date."""
 
 
 class TaskFuture(Future[Any]):
@@ -224,6 +227,8 @@ class _Session:
         self._answers: dict[int, Future[Models]] = {}
         self._infos: dict[str, ModelSignature] = {}
         self._why_none = ""  # where the agent has told no models
+        self._doubts = 0  # ends of tasks that may come of a new plan
+        self._settled = 0  # how many of them had come when the agent was last asked for the models
         self._put_off: deque[ToApplication | None] = deque()  # read, and not taken yet; None: the end
         self.gone = False
         self._goodbye = ""
@@ -249,6 +254,7 @@ class _Session:
 
     def fetch_models(self) -> dict[str, ModelSignature]:
         """Ask for all models, page by page."""
+        doubts = self._doubts
         found: dict[str, ModelSignature] = {}
         more = True
         while more:
@@ -267,6 +273,7 @@ class _Session:
             self._layouts.invalidate()
             with contextlib.suppress(UnavailableError):  # an agent that is gone has forgotten the layouts
                 self._push()
+        self._settled = doubts
         return found
 
     def _part(self, answer: Future[Models]) -> Models:
@@ -297,6 +304,8 @@ class _Session:
             name: value if isinstance(value, InputSource) else np.asarray(value)
             for name, value in inputs.items()
         }
+        if self._settled != self._doubts:
+            self.fetch_models()
         kind = kind_of(names, given)
         layout = self._layouts.take(kind) or self._layouts.make(kind, self._known(names, given))
         try:
@@ -465,26 +474,22 @@ class _Session:
             if ended.outcome == "completed":
                 try:
                     result = future.deliver(layout, ended.shapes)
-                finally:
-                    if not layout.fits(ended.shapes):  # a plan has pinned or opened a model
-                        self._forget_models()
-                    self._layouts.give_back(layout)
+                finally:  # a plan may have pinned or opened a model
+                    self._put_back(layout, doubted=not layout.fits(ended.shapes))
                 future.set_result(result)
                 return
-            if ended.code in ("signature_changed", "unknown_model"):
-                self._forget_models()
-            if ended.code in LAYOUT_CODES:
-                self._layouts.discard(layout)
-            else:
-                self._layouts.give_back(layout)
+            self._put_back(layout, doubted=ended.code in _DOUBTING)
             future.set_exception(_error_of(ended))
         except Exception as error:  # a result that cannot be read must not end the reader
             future.set_exception(error)
 
-    def _forget_models(self) -> None:
-        """The plan has changed: ask again before the next task, and make its layout anew."""
-        self._infos = {}
-        self._layouts.invalidate()
+    def _put_back(self, layout: TaskLayout, *, doubted: bool) -> None:
+        """`doubted`: a new plan may want another layout, so the models are asked for before the next task."""
+        if doubted:
+            self._doubts += 1
+            self._layouts.discard(layout)
+        else:
+            self._layouts.give_back(layout)
 
     def _end(self, why: str) -> None:
         """The connection is over: everything still open is answered, once."""

@@ -44,8 +44,8 @@ class CommandBell:
     """Watches the descriptor that commands come from, too."""
 
     def __init__(self, commands: int) -> None:
+        self._epoll = select.epoll()  # first: unlike a bare descriptor it is closed with its object
         self._rung = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll = select.epoll()
         self._epoll.register(self._rung, select.EPOLLIN)
         self._epoll.register(commands, select.EPOLLIN | select.EPOLLEXCLUSIVE)
 

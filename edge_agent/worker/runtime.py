@@ -149,8 +149,8 @@ class EngineRuntime:
         """Load a plan and ask for its programs; slow, on the caller's thread.
 
         Raises:
-            ExecutorError: the executor cannot load it, or cores or memory nodes are missing; nothing has
-                changed.
+            ExecutorError: the executor cannot load it, or cores, memory nodes or threads are missing; nothing
+                has changed but that lanes may have been added, for the next plan.
             ValueError: a plan with this key is loaded.
         """
         if key in self._plans:
@@ -158,20 +158,42 @@ class EngineRuntime:
         require_cores(bound.plan)
         if any(one.memory for one in bound.plan.resources) and not isinstance(self.executor, CopyRunner):
             raise ExecutorError("this executor copies nothing to another memory node")
+        self._ready_threads(bound)  # before anything knows the plan: one without its lanes would hang
         self.executor.load(key, bound, artifacts)
         with self._lock:
             now = self._clock()
             actions = self._core.load(key, bound, now)
-            while len(self._lanes) < bound.plan.lanes:
-                commands = self._commands
-                bell = LockBell() if commands is None else CommandBell(commands.fileno())
-                self._lanes.append(_LaneQueue(bell))
-                self._start(self._run_lane, f"lane-{len(self._lanes) - 1}", self._lanes[-1])
-            if bound.plan.places and not self._copies_run and isinstance(self.executor, CopyRunner):
-                self._copies_run = True
-                self._start(self._do_copies, "copy", self.executor)
             self._plans[key] = bound
             self._act(actions, now)
+
+    def _ready_threads(self, bound: BoundPlan) -> None:
+        """Start what threads the plan needs beside those that are here; none counts before it runs.
+
+        Raises:
+            ExecutorError: the system gives no more threads or descriptors; those that it gave stay.
+        """
+        try:
+            with self._lock:
+                while len(self._lanes) < bound.plan.lanes:
+                    self._add_lane()
+                if bound.plan.places and not self._copies_run and isinstance(self.executor, CopyRunner):
+                    self._start(self._do_copies, "copy", self.executor)
+                    self._copies_run = True
+        except (RuntimeError, OSError) as error:  # threading's, where there are too many threads
+            raise ExecutorError(
+                f"the plan's {bound.plan.lanes} lanes cannot be had: {error}",
+                remedy="raise the limits of threads and open files (TasksMax and LimitNOFILE of the service)",
+            ) from error
+
+    def _add_lane(self) -> None:
+        bell = LockBell() if self._commands is None else CommandBell(self._commands.fileno())
+        lane = _LaneQueue(bell)
+        try:
+            self._start(self._run_lane, f"lane-{len(self._lanes)}", lane)
+        except BaseException:
+            bell.close()
+            raise
+        self._lanes.append(lane)
 
     def is_whole(self, step: Step) -> bool:
         """All members are active, each at its largest batch, and the program is prepared."""
@@ -454,8 +476,8 @@ class EngineRuntime:
 
     def _start(self, target: Callable[..., None], name: str, *arguments: object) -> None:
         thread = threading.Thread(target=_named, args=(name, target, *arguments), daemon=True)
-        self._threads.append(thread)
         thread.start()
+        self._threads.append(thread)
 
     def _do_copies(self, copier: CopyRunner) -> None:
         """One after another: they share the bus."""

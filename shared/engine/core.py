@@ -216,12 +216,14 @@ class EngineCore:
     ) -> list[Action]:
         """A step ended. With `error` the tasks of its members fail and what they hold is freed.
 
-        `compute_s` is what it took; where blocks are placed, nothing is learned without it.
+        `compute_s` is what it took; where blocks are placed, nothing is learned without it, and nowhere of a
+        step that failed.
 
         Raises:
             ValueError: the step is not in flight, or `compute_s` is no duration.
         """
-        record = self._scheduler.retire(step_id, now, None if error is not None else compute_s)
+        failed = error is not None
+        record = self._scheduler.retire(step_id, now, None if failed else compute_s, failed=failed)
         out = self._begin(now)
         if record.last or error is not None:
             for instance, slot in record.members:

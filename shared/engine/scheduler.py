@@ -362,10 +362,13 @@ class StepScheduler:
 
     # Leaving
 
-    def retire(self, step_id: StepId, now: float, compute_s: float | None = None) -> StepRecord:
+    def retire(
+        self, step_id: StepId, now: float, compute_s: float | None = None, *, failed: bool = False
+    ) -> StepRecord:
         """A step ended: nothing waits for it any more. What it took is noted where tasks go by deadlines.
 
-        `compute_s` is what it took for itself, where that is known.
+        `compute_s` is what it took for itself, where that is known. One that failed tells nothing of what one
+        takes that does its work.
 
         Raises:
             ValueError: the step is not in flight.
@@ -385,7 +388,7 @@ class StepScheduler:
         self.lanes[lane] -= 1
         seconds = now - max(record.issued_s, self.free_s[lane])
         self.free_s[lane] = now
-        by_deadline = combined.plan.by_deadline
+        paced = combined.plan.by_deadline and not failed
         for waiter in sorted(record.waiters, key=_index):  # in an order that does not hang on who asked first
             self.touched[waiter] = None
         for plan in record.holds:
@@ -393,7 +396,7 @@ class StepScheduler:
         for instance, slot in record.members:
             if instance.passed <= slot.block and instance.track is slot.track:
                 instance.passed = slot.block + 1
-            if by_deadline:
+            if paced:
                 slot.track.model.pace.note(slot.block, seconds)
         return record
 

@@ -749,6 +749,49 @@ def test_output_that_changed_in_type_or_shape_but_not_in_size_is_asked_for_again
         assert (made.dtype.name, made.shape, made.tobytes()) == (changed.dtype, changed.shape, ROW.tobytes())
 
 
+@pytest.mark.parametrize(
+    ("code", "inputs", "corrected"),
+    [
+        ("wrong_shape", (TensorInfo("input", "float32", (1, 8)),), {"input": np.ones((1, 8), np.float32)}),
+        ("wrong_dtype", (TensorInfo("input", "int32", (1, 4)),), {"input": ROW.astype(np.int32)}),
+        ("wrong_input", (TensorInfo("given", "float32", (1, 4)),), {"given": ROW}),
+    ],
+)
+def test_after_the_first_refusal_by_a_new_plan_a_corrected_task_runs(
+    hosted: Hosted, code: str, inputs: tuple[TensorInfo, ...], corrected: dict[str, Any]
+) -> None:
+    hosted.backend.echo = True
+    changed = ModelSignature("echo", inputs, (TensorInfo("new", "float32", (1, 4)),))
+    with Client(hosted.path) as client:
+        client.run("echo", {"input": ROW}, timeout_s=20)
+        hosted.backend.infos = {"echo": changed}
+        assert _refused(client.submit("echo", {"input": ROW})).code == code
+        assert set(client.run("echo", corrected, timeout_s=20)) == {"new"}
+
+
+@pytest.mark.parametrize("code", ["model_changed", "model_removed"])
+def test_a_task_that_a_new_plan_sends_back_can_be_submitted_again_at_once(hosted: Hosted, code: str) -> None:
+    with Client(hosted.path) as client:
+        queued = client.submit("echo", {"input": ROW})
+        eventually(lambda: hosted.backend.accepted, "it waits in the queue")
+        hosted.backend.echo = True
+        renamed = ModelSignature("echo", ECHO.inputs, (TensorInfo("new", "float32", (1, 4)),))
+        hosted.backend.infos = {"echo": renamed}
+        task = hosted.backend.accepted[0]
+        hosted.call(lambda: hosted.endpoint.task_ended(task.task, Outcome.REFUSED, code, "a new plan"))
+        assert _refused(queued).code == code
+        assert np.array_equal(client.run("echo", {"input": ROW}, timeout_s=20)["new"], ROW)
+
+
+def test_wrong_tasks_leave_the_layouts_of_right_ones(hosted: Hosted) -> None:
+    hosted.backend.echo = True
+    with Client(hosted.path) as client:
+        for _ in range(3):
+            client.run("echo", {"input": ROW}, timeout_s=20)
+            _refused(client.submit("echo", {"input": ROW[0]}))
+    assert len({task.layout for task in hosted.backend.accepted}) == 1
+
+
 def test_outputs_of_an_application_that_names_no_types_are_held_to_their_sizes() -> None:
     """As applications did of versions before their types and shapes were compared."""
 
@@ -870,6 +913,43 @@ def test_a_refusal_costs_one_question_for_the_models(hosted: Hosted, monkeypatch
             with pytest.raises(TaskRefused) as caught:
                 client.submit(model, {"input": ROW})
             assert (caught.value.code, len(asked)) == (code, number)
+
+
+def _full_queue(path: Path) -> tuple[socket.socket, list[socket.socket]]:
+    """Somebody who listens there and takes nothing, and the connections that fill its queue."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(str(path))
+    listener.listen(0)
+    waiting: list[socket.socket] = []
+    with contextlib.suppress(UnavailableError):
+        while True:
+            waiting.append(channel.connect(path, 0.0))
+    return listener, waiting
+
+
+def test_a_connection_waits_until_an_agent_with_a_full_queue_takes_others(tmp_path: Path) -> None:
+    listener, opened = _full_queue(tmp_path / "agent.sock")
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            opened.append(listener.accept()[0])
+
+    opened.append(channel.connect(tmp_path / "agent.sock", 1.0, wait))
+    assert len(waits) == 3
+    for one in (listener, *opened):
+        one.close()
+
+
+def test_an_agent_whose_queue_stays_full_is_told_from_one_that_does_not_run(tmp_path: Path) -> None:
+    listener, opened = _full_queue(tmp_path / "agent.sock")
+    waits: list[float] = []
+    with pytest.raises(UnavailableError, match=r"takes no connection now.*full for 0\.05 s.*try again"):
+        channel.connect(tmp_path / "agent.sock", 0.05, waits.append)
+    assert sum(waits) == pytest.approx(0.05)
+    for one in (listener, *opened):
+        one.close()
 
 
 def test_restart_of_the_agent_answers_open_tasks_once_and_the_next_call_reconnects(tmp_path: Path) -> None:

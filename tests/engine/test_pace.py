@@ -56,6 +56,19 @@ def test_nothing_is_given_up_before_a_step_was_measured() -> None:
     assert driver.order() == [0, late]
 
 
+def test_a_step_that_failed_says_nothing_of_how_long_one_takes() -> None:
+    driver = _one_lane(1)
+    _measured(driver, 0.010)
+    driver.submit("a")
+    driver.at(driver.now + 0.001)
+    driver.end(error="the backend broke")
+    driver.submit("a")
+    late = driver.submit("a", deadline_s=driver.now + 0.015)
+    driver.at(driver.now + 0.010)
+    driver.end()
+    assert driver.outcome(late) == "expired"
+
+
 def test_other_step_choices_try_every_task_until_its_deadline() -> None:
     driver = Driver(chains(1, run_ahead=1))
     _measured(driver, 0.010)

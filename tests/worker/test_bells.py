@@ -1,5 +1,8 @@
 """What an idle lane sleeps on: a ring and a command both wake it, and neither is lost beside the other."""
 
+import errno
+import os
+import select
 import socket
 import threading
 from collections.abc import Iterator
@@ -61,3 +64,25 @@ def test_a_command_that_nobody_read_wakes_the_next_one_who_sleeps(
     assert all(bell.wait() for bell in bells)
     for bell in bells:
         bell.close()
+
+
+def test_a_bell_that_cannot_be_made_leaves_no_descriptor(
+    channel: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left() -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    made: list[int] = []
+    make = os.eventfd
+
+    def noted(value: int, flags: int) -> int:
+        made.append(make(value, flags))
+        return made[-1]
+
+    monkeypatch.setattr(os, "eventfd", noted)
+    monkeypatch.setattr(select, "epoll", none_left)
+    with pytest.raises(OSError, match="too many open files"):
+        CommandBell(channel[1].fileno())
+    for descriptor in made:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)

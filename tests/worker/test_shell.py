@@ -15,7 +15,7 @@ from stageloom.edge_agent.executor.null import NullExecutor
 from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
 from stageloom.edge_agent.worker.inprocess import InProcessEngine, Outputs
 from stageloom.shared.artifact import Artifact
-from stageloom.shared.errors import TaskCancelled, TaskExpired, TaskFailed, TaskRefused
+from stageloom.shared.errors import ExecutorError, TaskCancelled, TaskExpired, TaskFailed, TaskRefused
 from stageloom.shared.ids import StepId
 from stageloom.shared.plan import Plan
 from stageloom.shared.search.compose import Combination, ModelChoice, compose
@@ -230,6 +230,29 @@ def test_wrong_inputs_are_refused_before_they_reach_the_engine(gated: tuple[InPr
             shell.submit("squeezenet", inputs).result(TIMEOUT_S)
     with pytest.raises(TaskRefused, match="no active plan serves model 'none'"):
         shell.submit("none", {}).result(TIMEOUT_S)
+
+
+def test_a_load_that_gets_no_thread_changes_nothing_and_the_next_one_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, start = artifact_of("squeezenet"), threading.Thread.start
+    plan, inputs = _plan([model], lanes=2), random_inputs(model.graph, 1)
+    started: list[threading.Thread] = []
+
+    def start_one(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    with InProcessEngine(NullExecutor()) as shell:
+        with monkeypatch.context() as patched, pytest.raises(ExecutorError, match="can't start new thread"):
+            patched.setattr(threading.Thread, "start", start_one)
+            shell.load(plan, {model.digest: model})
+        assert not shell.stats().loaded
+        shell.activate(shell.load(plan, {model.digest: model}))
+        futures = [shell.submit("squeezenet", inputs) for _ in range(8)]
+        assert all(future.result(TIMEOUT_S) for future in futures)
 
 
 @pytest.mark.promise("engine-closed-begins-further")
