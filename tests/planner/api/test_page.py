@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from html import unescape
 from http.client import HTTPSConnection
 from itertools import count, product
@@ -28,7 +29,7 @@ from stageloom.planner.store.desired import Push, push
 from stageloom.planner.store.devices import device_info, quarantine_device
 from stageloom.planner.store.labels import change_labels
 from stageloom.planner.store.link import LinkStore
-from stageloom.planner.store.plans import plan_info
+from stageloom.planner.store.plans import add_plan, plan_info
 from stageloom.planner.store.rollouts import advance_rollout, fail_devices
 from stageloom.planner.store.store import Store
 from stageloom.shared.artifact import pack_artifact
@@ -46,9 +47,9 @@ from stageloom.shared.messages.telemetry import (
 )
 from tests.planner.api.rig import unverified
 from tests.planner.processes import until
-from tests.planner.world import World
+from tests.planner.world import World, ended
 from tests.search.graphs import DIAMOND, model
-from tests.store.helpers import NANO, add_model, enrol
+from tests.store.helpers import NANO, add_model, enrol, row
 
 pytestmark = pytest.mark.promise("page-shows-the-fleet", "page-lets-nobody-in")
 
@@ -308,6 +309,35 @@ def test_a_device_shows_why_its_plan_changed_and_what_its_alarm_was(viewer: Brow
     assert "Trial: reject by trial, gain 0.900 (0.850 to 0.950) after 1 pair: slower" in text
     assert "a task had waited for 2.5 s, longer than 0.5 s" in text
     assert "It began re-plan 1" in text
+
+
+def test_what_a_device_tried_by_itself_is_shown_with_the_generation_that_adopts_it(
+    viewer: Browser, store: Store, world: World, device: DeviceId
+) -> None:
+    """A pushed plan, and two that the device made under it: one loses, the other wins and is adopted."""
+    first, own = world.plan("sequential"), replace(world.plan("greedy"), lanes=3)
+    store.write(add_plan, "own", own, "local")
+    local: dict[str, Any] = {"origin": Origin.LOCAL}
+    pushed = store.write(push, Push(device=device, plan="sequential", decided_by="operator"))
+    _ended(
+        store,
+        device,
+        ended(pushed, first, "commit", reason="nothing ran"),
+        ended(pushed, own, "commit", decided_us=3, reason="better", **local),
+        ended(pushed, replace(own, lanes=2), "reject", decided_us=4, reason="worse", **local),
+    )
+    store.write(push, Push(device=device, plan="own", decided_by="local"))
+    changes = " ".join(viewer.see(f"/ui/devices/{device}").split()).split("<li>")
+    (adopted,) = [change for change in changes if "by local" in change]
+    (given,) = [change for change in changes if "by operator" in change]
+    assert "commit by trial: better" in adopted and "commit by trial: nothing ran" in given
+    assert not any("worse" in change for change in changes)
+
+
+def _ended(store: Store, device: DeviceId, *trials: TrialEnded) -> None:
+    """Have a device tell of its trials."""
+    rows = tuple(row(number, one, kind=RowKind.TRIAL_ENDED) for number, one in enumerate(trials))
+    LinkStore(store).append_telemetry([TelemetryWrite(device, rows, (Ledger(7, len(rows), 0),))])
 
 
 def test_what_devices_say_is_shown_as_text(viewer: Browser) -> None:
