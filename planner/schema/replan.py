@@ -1,7 +1,7 @@
 """Re-plans, and the trials of their plans."""
 
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta
 
@@ -49,6 +49,21 @@ class TrialInfo(Reply, frozen=True, kw_only=True):
     latency_ratio: Real | None = None
     busy_ratio: Real | None = None
     outputs: OutputsInfo | None = None
+
+    @property
+    def way(self) -> str:
+        """What decided, in words: a trial, outputs, or why there was no trial."""
+        return _WAYS.get(self.how, f"decided by {self.how}")
+
+
+_WAYS: Final = {
+    "trial": "trial",
+    "outputs": "outputs compared",
+    "first": "no trial: nothing comparable ran",
+    "now": "no trial: it was ordered to run at once",
+    "proven": "no trial: it had won one there before",
+    "guard": "no trial: only launch intervals changed",
+}
 
 
 class ReplanInfo(Reply, frozen=True, kw_only=True):

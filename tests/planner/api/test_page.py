@@ -306,7 +306,7 @@ def test_a_fleet_larger_than_a_page_goes_on_at_the_next_one(viewer: Browser, sto
 
 def test_a_device_shows_why_its_plan_changed_and_what_its_alarm_was(viewer: Browser) -> None:
     text = " ".join(viewer.see(f"/ui/devices/{NANO}").split())
-    assert "Trial: reject by trial, gain 0.900 (0.850 to 0.950) after 1 pair: slower" in text
+    assert "Trial: reject, gain 0.900 (0.850 to 0.950) after 1 pair: slower" in text
     assert "a task had waited for 2.5 s, longer than 0.5 s" in text
     assert "It began re-plan 1" in text
 
@@ -330,8 +330,32 @@ def test_what_a_device_tried_by_itself_is_shown_with_the_generation_that_adopts_
     changes = " ".join(viewer.see(f"/ui/devices/{device}").split()).split("<li>")
     (adopted,) = [change for change in changes if "by local" in change]
     (given,) = [change for change in changes if "by operator" in change]
-    assert "commit by trial: better" in adopted and "commit by trial: nothing ran" in given
+    assert "commit: better" in adopted and "commit: nothing ran" in given
     assert not any("worse" in change for change in changes)
+
+
+@pytest.mark.parametrize(
+    ("how", "shown", "explained"),
+    [
+        ("trial", "Trial: commit: as it was", "Its trial ended with commit."),
+        ("outputs", "Outputs compared; commit: as it was", "Outputs compared."),
+        (
+            "now",
+            "No trial: it was ordered to run at once; commit",
+            "No trial: it was ordered to run at once.",
+        ),
+        ("first", "No trial: nothing comparable ran; commit", "No trial: nothing comparable ran."),
+        ("proven", "No trial: it had won one there before; commit", "No trial: it had won one there before."),
+        ("of_tomorrow", "Decided by of_tomorrow; commit", "Decided by of_tomorrow."),
+    ],
+)
+def test_a_trial_is_told_of_only_where_there_was_one(
+    viewer: Browser, store: Store, world: World, device: DeviceId, how: str, shown: str, explained: str
+) -> None:
+    pushed = store.write(push, Push(device=device, plan="sequential", decided_by="operator"))
+    _ended(store, device, ended(pushed, world.plan("sequential"), "commit", how=how, reason="as it was"))
+    assert f"<p>{shown}" in " ".join(viewer.see(f"/ui/devices/{device}").split())
+    assert f" {explained}</p>" in viewer.see(f"/ui/plans/sequential/explanation?device={device}")
 
 
 def _ended(store: Store, device: DeviceId, *trials: TrialEnded) -> None:
