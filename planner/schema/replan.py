@@ -23,6 +23,7 @@ from stageloom.shared.messages.base import (
     ShortText,
     SmallCount,
 )
+from stageloom.shared.text import counted
 
 
 class TrialInfo(Reply, frozen=True, kw_only=True):
@@ -53,7 +54,8 @@ class TrialInfo(Reply, frozen=True, kw_only=True):
     @property
     def way(self) -> str:
         """What decided, in words: a trial, outputs, or why there was no trial."""
-        return _WAYS.get(self.how, f"decided by {self.how}")
+        said = _WAYS.get(self.how, f"decided by {self.how}")
+        return said if self.outputs is None else f"{said} on {counted(self.outputs.inputs, 'input')}"
 
 
 _WAYS: Final = {
@@ -62,7 +64,7 @@ _WAYS: Final = {
     "first": "no trial: nothing comparable ran",
     "now": "no trial: it was ordered to run at once",
     "proven": "no trial: it had won one there before",
-    "guard": "no trial: only launch intervals changed",
+    "guard": "no trial: it ran guarded",
 }
 
 

@@ -22,6 +22,7 @@ from stageloom.planner.store.tables import OperatorCostRow, PlanRow
 from stageloom.shared.bound import bind
 from stageloom.shared.ids import Digest, OpId
 from stageloom.shared.messages.control import Alarm, ModelLoad, Origin
+from stageloom.shared.messages.outputs import OutputsVerdict
 from stageloom.shared.messages.telemetry import StageTiming, TrialEnded
 from stageloom.shared.search.costs import CostTable, MeasuredStage
 from stageloom.shared.search.interference import GroupTerms, Sample, fit, stage_terms
@@ -260,6 +261,23 @@ def test_what_a_device_tried_by_itself_is_told_of_that_plan_and_of_the_generatio
         if span.name == "trial"
     }
     assert tried == {f"{pushed.epoch}.1": "commit", f"{pushed.epoch}.2": "commit"}
+
+
+@pytest.mark.parametrize(
+    ("how", "outputs", "why"),
+    [
+        ("guard", None, "no trial: it ran guarded; commit (it was idle)"),
+        ("outputs", OutputsVerdict(1e-3, 8, True), "outputs compared on 8 inputs; commit (it was idle)"),
+    ],
+)
+def test_what_decided_without_a_trial_is_told_as_it_was(
+    world: World, how: str, outputs: OutputsVerdict | None, why: str
+) -> None:
+    """A guarded plan differs in launch intervals or came to an idle device: the reason says which."""
+    plan = world.kept("greedy")
+    pushed = world.store.write(push, Push(device=NANO, plan="greedy", decided_by="operator"))
+    world.tells(ended(pushed, plan, "commit", how=how, outputs=outputs, reason="it was idle"))
+    assert f"why: {why}\n" in ok(world.home, "plan", "explain", NANO)
 
 
 def test_of_many_other_plans_the_cheapest_and_the_one_in_question_are_listed_and_all_on_request(
