@@ -450,6 +450,19 @@ def test_a_plan_is_drawn_listed_and_explained(viewer: Browser, device: DeviceId)
     assert f"{device}</a> was never asked to run it" in other and "No device" not in other
 
 
+def test_a_plan_of_which_its_device_has_said_nothing_is_explained_so_until_it_does(
+    viewer: Browser, store: Store, world: World, device: DeviceId
+) -> None:
+    page = f"/ui/plans/sequential/explanation?device={device}"
+    pushed = store.write(push, Push(device=device, plan="sequential", decided_by="operator"))
+    assert "The device has not said anything of it yet.</p>" in viewer.see(page)
+    said = Report(
+        revision=1, epoch=pushed.epoch, generation=pushed.generation, state=DeviceState.REJECTED, reason="why"
+    )
+    LinkStore(store).record_reports([ReportRecord(device, 7, said)])
+    assert "It is rejected: why.</p>" in viewer.see(page)
+
+
 def test_two_versions_are_compared_and_rows_that_differ_marked(viewer: Browser) -> None:
     assert "relu" in viewer.see("/ui/models")
     text = viewer.see("/ui/models/compare?a=relu@1&b=relu@2")
