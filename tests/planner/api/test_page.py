@@ -18,7 +18,9 @@ from stageloom.planner.api import routes
 from stageloom.planner.api.client import PlannerClient
 from stageloom.planner.api.context import HANDLERS, ApiCall, ApiContext
 from stageloom.planner.api.page.views import VIEWS
+from stageloom.planner.api.page.words import figure
 from stageloom.planner.dispatch.ports import ReportRecord, StoredRow, TelemetryWrite
+from stageloom.planner.explain.plan import explain
 from stageloom.planner.labels import parse_changes
 from stageloom.planner.schema.access import AccessCreateRequest, AccessRevokeRequest, AuditEntry, Role
 from stageloom.planner.schema.base import Page
@@ -461,6 +463,15 @@ def test_a_plan_of_which_its_device_has_said_nothing_is_explained_so_until_it_do
     )
     LinkStore(store).record_reports([ReportRecord(device, 7, said)])
     assert "It is rejected: why.</p>" in viewer.see(page)
+
+
+def test_how_far_a_block_is_above_its_bound_is_shown_in_percent(
+    viewer: Browser, store: Store, world: World
+) -> None:
+    (block,) = explain(store, "sequential", NANO).blocks
+    said = viewer.see(f"/ui/plans/sequential/explanation?device={NANO}")
+    assert block.over_bound > 0.0
+    assert f'data-label="Over the bound">{figure(100 * block.over_bound)} %<' in said
 
 
 def test_two_versions_are_compared_and_rows_that_differ_marked(viewer: Browser) -> None:
