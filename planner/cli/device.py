@@ -11,6 +11,7 @@ from stageloom.planner.cli.connection import call, connected
 from stageloom.planner.cli.jobs import run_job
 from stageloom.planner.cli.options import checked, parse_duration
 from stageloom.planner.cli.output import (
+    desired_state,
     emit,
     emit_table,
     pair,
@@ -99,7 +100,7 @@ def list_devices(
         (
             info.device,
             presence(info, live=live),
-            info.report.state.value if info.report.state else None,
+            desired_state(info),
             pair(info.desired_epoch, info.desired_generation),
             (info.desired_plan or "")[:12],
             when(info.last_seen_us),

@@ -28,12 +28,6 @@ from stageloom.shared.errors import InputError, NotFoundError
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.text import counted
 
-_NO_TRIAL = {
-    "first": "no trial: nothing comparable ran",
-    "now": "no trial: it was ordered to run at once",
-    "proven": "no trial: it had won one there before",
-    "guard": "no trial: only launch intervals changed",
-}
 _SHOWN = 8
 """Plans that are listed for their predicted cost; a tournament looks at two dozen."""
 _MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86_400.0
@@ -192,8 +186,8 @@ def _decision(device: str, known: PlanDecision) -> str:
 
 
 def _trial(trial: TrialInfo) -> str:
-    if trial.how in _NO_TRIAL:
-        said = _NO_TRIAL[trial.how]
+    if trial.how != "trial":
+        said = f"{trial.way}; {trial.verdict}"
     else:
         against = f" against {trial.control[:12]}" if trial.control else ""
         ratio = compared(trial.figure, trial.ratio, trial.ratio_low, trial.ratio_high)

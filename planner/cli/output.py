@@ -156,6 +156,14 @@ def presence(info: DeviceInfo, *, live: bool = True) -> bool | str | None:
     return info.online if live else None
 
 
+def desired_state(info: DeviceInfo) -> str | None:
+    """How far the generation that is desired has come; None where none is, or it has no state."""
+    report = info.report
+    if (report.epoch, report.generation) == (info.desired_epoch, info.desired_generation):
+        return report.state.value if report.state else None
+    return "not told yet" if info.desired_generation else None
+
+
 _WAITS: Final = {
     DeviceState.RECEIVED: "the agent to look at the plan",
     DeviceState.WAITING: "artifacts that it fetches",

@@ -45,7 +45,7 @@ def trace(
 
 
 def _trials(device: DeviceId, entries: Sequence[HistoryEntry]) -> dict[tuple[int, int], TrialInfo]:
-    """Of those generations that came to a trial."""
+    """Of those generations whose plan came to a trial."""
     found = {}
     with connected(live=False) as caller:
         for entry in entries:
@@ -56,7 +56,8 @@ def _trials(device: DeviceId, entries: Sequence[HistoryEntry]) -> dict[tuple[int
                 if error.exit_code != ExitCode.USAGE:  # which says that there was no trial
                     raise
                 continue
-            found[trial.epoch, trial.generation] = trial
+            if trial.candidate == entry.digest:  # else one that the device made and tried meanwhile
+                found[entry.epoch, entry.generation] = trial
     return found
 
 

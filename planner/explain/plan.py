@@ -24,7 +24,7 @@ from stageloom.planner.store.predictions import LookedAt, considered_plans
 from stageloom.planner.store.replans import replan_infos
 from stageloom.planner.store.store import ReadStore
 from stageloom.planner.store.telemetry import telemetry_rows
-from stageloom.planner.store.trials import newest_trials, trial_infos
+from stageloom.planner.store.trials import newest_trials, trial_infos, trial_of
 from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.errors import StageloomError
 from stageloom.shared.ids import DeviceId, Digest
@@ -150,7 +150,6 @@ def _decided(
     replan = next(
         (row for row in store.read(replan_infos, device) if (row.epoch, row.generation) == at), None
     )
-    trial = next((row for row in trials if (row.epoch, row.generation) == at), None)
     left: set[Digest] = set()
     if replan is not None:
         found = [evaluation for evaluation, row in looked_at if row.replan == replan.replan]
@@ -159,7 +158,7 @@ def _decided(
         generation=entry,
         replan=replan,
         left=len(left),
-        trial=trial or next((row for row in trials if row.candidate == plan), None),
+        trial=trial_of(entry, trials) or next((row for row in trials if row.candidate == plan), None),
     )
 
 

@@ -1,8 +1,8 @@
 """A plan's predicted timeline as a Chrome trace, which Perfetto and chrome://tracing show.
 
-One task of every replica goes through its blocks once; combined blocks run one after another. An item takes
-what its operators cost and begins when its stream is free and what it waits for has ended, as in the planned
-timeline of a recorded trace (docs/tracing.md): no stream slows another.
+Every replica runs once, with a whole batch; combined blocks run one after another. An item takes what its
+operators cost and begins when its stream is free and what it waits for has ended, as in the planned timeline
+of a recorded trace (docs/tracing.md): no stream slows another.
 """
 
 from typing import Any, Final

@@ -12,10 +12,11 @@ from stageloom.planner.replan.predict import block_costs, predict
 from stageloom.planner.schema.replan import TrialInfo
 from stageloom.planner.schema.trial import BlockPair, StageDrift, TrialComparison
 from stageloom.planner.store.costs import calibration_of
+from stageloom.planner.store.generations import generation_history
 from stageloom.planner.store.plans import plan_info
 from stageloom.planner.store.store import ReadStore
 from stageloom.planner.store.telemetry import newest_telemetry
-from stageloom.planner.store.trials import trial_infos
+from stageloom.planner.store.trials import trial_infos, trial_of
 from stageloom.shared.bound import bind
 from stageloom.shared.errors import InputError, NotFoundError
 from stageloom.shared.graph import Graph
@@ -27,6 +28,7 @@ from stageloom.shared.search.costs import CostTable
 from stageloom.shared.stage_string import to_string
 
 _TRACES_US: Final = 600_000_000
+_HISTORY: Final = 1000
 
 
 def trial_comparison(store: ReadStore, device: DeviceId, generation: int | None) -> TrialComparison:
@@ -62,6 +64,10 @@ def trial_comparison(store: ReadStore, device: DeviceId, generation: int | None)
 def _trial(store: ReadStore, device: DeviceId, generation: int | None) -> TrialInfo:
     trials = store.read(trial_infos, device)
     trial = next((one for one in trials if generation in (None, one.generation)), None)
+    if generation is not None:
+        history, _ = store.read(generation_history, device, limit=_HISTORY)
+        asked = (trial_of(entry, trials) for entry in history if entry.generation == generation)
+        trial = next((one for one in asked if one is not None), trial)
     if trial is None:
         which = "no plan" if generation is None else f"generation {generation} was not"
         raise NotFoundError(

@@ -1,7 +1,7 @@
 """Re-plans, and the trials of their plans."""
 
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta
 
@@ -23,6 +23,7 @@ from stageloom.shared.messages.base import (
     ShortText,
     SmallCount,
 )
+from stageloom.shared.text import counted
 
 
 class TrialInfo(Reply, frozen=True, kw_only=True):
@@ -49,6 +50,22 @@ class TrialInfo(Reply, frozen=True, kw_only=True):
     latency_ratio: Real | None = None
     busy_ratio: Real | None = None
     outputs: OutputsInfo | None = None
+
+    @property
+    def way(self) -> str:
+        """What decided, in words: a trial, outputs, or why there was no trial."""
+        said = _WAYS.get(self.how, f"decided by {self.how}")
+        return said if self.outputs is None else f"{said} on {counted(self.outputs.inputs, 'input')}"
+
+
+_WAYS: Final = {
+    "trial": "trial",
+    "outputs": "outputs compared",
+    "first": "no trial: nothing comparable ran",
+    "now": "no trial: it was ordered to run at once",
+    "proven": "no trial: it had won one there before",
+    "guard": "no trial: it ran guarded",
+}
 
 
 class ReplanInfo(Reply, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """Verdicts of trials: rows as devices report them, and which plans they prove; parts of a transaction."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -10,9 +10,11 @@ from sqlalchemy.orm import Session
 
 from stageloom.planner.dispatch.ports import StoredRow
 from stageloom.planner.schema.outputs import OutputsInfo
+from stageloom.planner.schema.plan import HistoryEntry
 from stageloom.planner.schema.replan import TrialInfo
 from stageloom.planner.schema.webhook import WebhookEvent
 from stageloom.planner.store.database import now_us
+from stageloom.planner.store.desired import LOCAL
 from stageloom.planner.store.regimes import keep_regime, known_structures, rolled_back_structures
 from stageloom.planner.store.rows import known_device, message_of
 from stageloom.planner.store.tables import (
@@ -26,7 +28,7 @@ from stageloom.planner.store.verdict_arrivals import ON_THE_WAY_US
 from stageloom.planner.store.webhooks import tell_webhooks, told_of
 from stageloom.shared.engine.trial import Verdict
 from stageloom.shared.ids import DeviceId, Digest
-from stageloom.shared.messages.control import DeviceState
+from stageloom.shared.messages.control import DeviceState, Origin
 from stageloom.shared.messages.telemetry import PlanActivated, TrialEnded
 
 _TRIALS: Final = 1000
@@ -145,6 +147,24 @@ def trial_infos(session: Session, device: DeviceId, *, limit: int = 1000) -> lis
 def _trial_info(row: TrialRow) -> TrialInfo:
     outputs = None if row.outputs is None else msgspec.convert(row.outputs, OutputsInfo)
     return message_of(TrialInfo, row, outputs=outputs)
+
+
+def trial_of(entry: HistoryEntry, trials: Sequence[TrialInfo]) -> TrialInfo | None:
+    """What a generation came to, of its device's trials, newest first; None where it was not tried.
+
+    A device tells what it tries by itself under the generation that is desired meanwhile. That is no trial of
+    this one, but of the later one by which the planner adopts the winner.
+    """
+    at = entry.epoch, entry.generation
+    for trial in trials:
+        under = trial.epoch, trial.generation
+        if trial.origin == Origin.LOCAL.value:
+            its = entry.decided_by == LOCAL and under < at
+        else:
+            its = under == at
+        if its and trial.candidate == entry.digest:
+            return trial
+    return None
 
 
 def newest_trials(

@@ -205,13 +205,15 @@ class StageProfileResult(Struct, frozen=True, tag=11, array_like=True):
 class TrialEnded(Struct, frozen=True, tag=12, array_like=True):
     """How a generation's trial ended. `ratio` above 1: the candidate is better; None where none was measured.
 
-    `how` is what decided: `trial`, `proven` (won one here before), `guard` (only launch intervals changed),
-    `now` (ordered) or `first` (nothing comparable ran). `verdict` is one of
-    `stageloom.shared.engine.trial.Verdict`. Times are the device's wall clock, microseconds. `figure` is
-    what `ratio` compares, a value of `stageloom.shared.engine.evidence.Figure`; empty where nothing was
-    compared, and in rows of agents that knew busy seconds and tasks per second alone. `outputs`: what two
-    versions of models gave for the same inputs, where `how` is `outputs`. `environment`: the device class
-    that the verdict holds for; empty in rows of agents that did not tell it.
+    `how` is what decided: `trial`, `outputs` (those of two versions of models), `proven` (won one here
+    before), `guard` (it ran guarded: only launch intervals changed, or no task came), `now` (ordered) or
+    `first` (nothing comparable ran). `verdict` is one of `stageloom.shared.engine.trial.Verdict`. Times are
+    the device's wall clock, microseconds. `figure` is what `ratio` compares, a value of
+    `stageloom.shared.engine.evidence.Figure`; empty where nothing was compared, and in rows of agents that
+    knew busy seconds and tasks per second alone. `outputs`: what two versions of models gave for the same
+    inputs, where `how` is `outputs`. A plan that the device made has `origin` local and the generation that
+    was desired meanwhile. `environment`: the device class that the verdict holds for; empty in rows of agents
+    that did not tell it.
     """
 
     epoch: Epoch

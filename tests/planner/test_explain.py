@@ -1,8 +1,10 @@
 """`stageloom plan explain`: schedules in words, sources of costs, what else was looked at, who decided."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import update
@@ -20,11 +22,13 @@ from stageloom.planner.store.tables import OperatorCostRow, PlanRow
 from stageloom.shared.bound import bind
 from stageloom.shared.ids import Digest, OpId
 from stageloom.shared.messages.control import Alarm, ModelLoad, Origin
+from stageloom.shared.messages.outputs import OutputsVerdict
 from stageloom.shared.messages.telemetry import StageTiming, TrialEnded
 from stageloom.shared.search.costs import CostTable, MeasuredStage
 from stageloom.shared.search.interference import GroupTerms, Sample, fit, stage_terms
+from tests.metrics.collector import collector
 from tests.planner.processes import ok, stageloom
-from tests.planner.world import World
+from tests.planner.world import World, ended
 from tests.store.helpers import NANO
 
 
@@ -218,6 +222,62 @@ def test_a_replan_says_what_it_looked_at_and_left(world: World) -> None:
     assert "noted then: it was trained for others" in text
     assert "it was trained for others" in ok(world.home, "replan", "list", NANO)
     assert "it looked at 1 other plan, too" in text and "1.100 of the incumbent" in text
+
+
+def test_what_a_device_tried_by_itself_is_told_of_that_plan_and_of_the_generation_that_adopts_it(
+    world: World,
+) -> None:
+    """1. A plan is pushed, the first. 2. Under its generation the device tries two of its own, one unknown to
+    the planner; the other wins and is adopted. 3. The first is pushed again, and the other loses to it."""
+    first, own = world.kept("sequential"), world.kept("greedy")
+    local: dict[str, Any] = {"origin": Origin.LOCAL}
+    pushed = world.store.write(push, Push(device=NANO, plan="sequential", decided_by="operator"))
+    world.tells(
+        ended(pushed, first, "commit", how="first"),
+        ended(pushed, own, "commit", decided_us=3, **local),
+        ended(pushed, replace(own, lanes=2), "reject", decided_us=4, **local),
+    )
+    world.store.write(push, Push(device=NANO, plan="greedy", decided_by="local"))
+    again = world.store.write(push, Push(device=NANO, plan="sequential", decided_by="operator"))
+    world.tells(ended(again, own, "reject", **local))
+
+    found = [world.explained(plan, "--device", NANO)["decided"] for plan in ("sequential", "greedy")]
+    told = [(one["generation"]["generation"], one["trial"]["how"], one["trial"]["verdict"]) for one in found]
+    assert told == [(3, "first", "commit"), (2, "trial", "commit")]
+    for generation, plan in (("1", first), ("2", own)):
+        compared = json.loads(ok(world.home, "plan", "compare", NANO, "--generation", generation, "--json"))
+        assert (compared["trial"]["candidate"], compared["trial"]["verdict"]) == (plan.digest, "commit")
+    with collector() as (url, spans):
+        ok(world.home, "plan", "trace", NANO, "--otlp", url)
+    about = [{one.key: one.value.string_value for one in span.attributes} for span in spans]
+    generations = {
+        span.trace_id: of["stageloom.generation"]
+        for span, of in zip(spans, about, strict=True)
+        if span.name == "plan"
+    }
+    tried = {
+        generations[span.trace_id]: of["stageloom.verdict"]
+        for span, of in zip(spans, about, strict=True)
+        if span.name == "trial"
+    }
+    assert tried == {f"{pushed.epoch}.1": "commit", f"{pushed.epoch}.2": "commit"}
+
+
+@pytest.mark.parametrize(
+    ("how", "outputs", "why"),
+    [
+        ("guard", None, "no trial: it ran guarded; commit (it was idle)"),
+        ("outputs", OutputsVerdict(1e-3, 8, True), "outputs compared on 8 inputs; commit (it was idle)"),
+    ],
+)
+def test_what_decided_without_a_trial_is_told_as_it_was(
+    world: World, how: str, outputs: OutputsVerdict | None, why: str
+) -> None:
+    """A guarded plan differs in launch intervals or came to an idle device: the reason says which."""
+    plan = world.kept("greedy")
+    pushed = world.store.write(push, Push(device=NANO, plan="greedy", decided_by="operator"))
+    world.tells(ended(pushed, plan, "commit", how=how, outputs=outputs, reason="it was idle"))
+    assert f"why: {why}\n" in ok(world.home, "plan", "explain", NANO)
 
 
 def test_of_many_other_plans_the_cheapest_and_the_one_in_question_are_listed_and_all_on_request(

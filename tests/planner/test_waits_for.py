@@ -1,12 +1,21 @@
 """What stands between a device and the plan that it should run, as `stageloom device show` tells it."""
 
+import json
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 
 from stageloom.planner.cli.output import waits_for
+from stageloom.planner.dispatch.ports import ReportRecord
 from stageloom.planner.schema.device import DeviceInfo
+from stageloom.planner.store.desired import Push, push
+from stageloom.planner.store.link import LinkStore
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.control import DeviceState, Report
+from tests.planner.processes import ok
+from tests.planner.world import World
+from tests.store.helpers import NANO
 
 _INFO = DeviceInfo(
     device=DeviceId("nano"),
@@ -54,3 +63,18 @@ def test_a_device_that_was_not_told_yet_waits_to_come_online_or_to_be_told() -> 
     assert waits_for(replace(behind, online=False)) == "the device to come online"
     assert waits_for(behind) == "the device to be told"
     assert waits_for(replace(behind, online=False), live=False) == "the device to be told"
+
+
+def test_the_list_has_no_state_of_an_older_generation_beside_the_desired_one(tmp_path: Path) -> None:
+    world = World(tmp_path / "home")
+    world.kept("greedy")
+    pushed = world.store.write(push, Push(device=NANO, plan="greedy", decided_by="operator"))
+    report = replace(_INFO.report, revision=1, epoch=pushed.epoch, generation=pushed.generation)
+    LinkStore(world.store).record_reports([ReportRecord(NANO, 7, report)])
+    assert "\tcommitted\t" in ok(world.home, "device", "list")
+    world.store.write(push, Push(device=NANO, plan="greedy", decided_by="operator"))
+    listed = ok(world.home, "device", "list")
+    (known,) = json.loads(ok(world.home, "device", "list", "--json"))
+    world.store.close()
+    assert "\tnot told yet\t" in listed and "committed" not in listed
+    assert known["report"]["state"] == "committed"

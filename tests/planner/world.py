@@ -17,6 +17,7 @@ from stageloom.planner.store.store import Store
 from stageloom.shared.artifact import pack_artifact
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.graph import Graph
+from stageloom.shared.messages.control import Desired, Origin
 from stageloom.shared.messages.telemetry import (
     Ledger,
     OperatorTiming,
@@ -40,6 +41,24 @@ KINDS = {
     StageProfileResult: RowKind.STAGE_PROFILE_RESULT,
     TrialEnded: RowKind.TRIAL_ENDED,
 }
+
+
+def ended(desired: Desired, candidate: Plan, verdict: str, **known: Any) -> TrialEnded:
+    """What a device tells of a plan that it tried under what is desired; with no figures."""
+    told = {"origin": Origin.PLANNER, "how": "trial", "decided_us": 2, **known}
+    return TrialEnded(
+        epoch=desired.epoch,
+        generation=desired.generation,
+        verdict=verdict,
+        candidate=candidate.digest,
+        control=None,
+        ratio=None,
+        ratio_low=None,
+        ratio_high=None,
+        pairs=0,
+        began_us=1,
+        **told,
+    )
 
 
 class World:

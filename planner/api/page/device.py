@@ -19,7 +19,7 @@ from stageloom.planner.schema.replan import ReplanInfo, ReplanListRequest, Repla
 from stageloom.planner.schema.service import WatchRequest
 from stageloom.planner.schema.telemetry import TELEMETRY_PAGE, DeviceTelemetryRequest, RollUp, TelemetryItem
 from stageloom.planner.store.fleet_view import newest_alarms
-from stageloom.planner.store.trials import trial_infos
+from stageloom.planner.store.trials import trial_infos, trial_of
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.messages.control import Alarm
 from stageloom.shared.messages.telemetry import LatencyHistogram, RowKind, quantile_us
@@ -121,15 +121,12 @@ def _changes(
 ) -> list[PlanChange]:
     """What was decided, newest first: generations with re-plans and trials, and re-plans without one."""
     pushed = {(replan.epoch, replan.generation): replan for replan in replans if replan.generation}
-    tried: dict[tuple[int, int], TrialInfo] = {}
-    for trial in trials:
-        tried.setdefault((trial.epoch, trial.generation), trial)
     changes = [
         PlanChange(
             entry.at_us,
             entry,
             pushed.get((entry.epoch, entry.generation)),
-            tried.get((entry.epoch, entry.generation)),
+            trial_of(entry, trials),
             plan_state(entry.state),
         )
         for entry in history

@@ -43,7 +43,8 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
     )
     environment.filters |= {
-        name: getattr(words, name) for name in ("moment", "count", "size", "figure", "ratio", "generation")
+        name: getattr(words, name)
+        for name in ("moment", "count", "size", "figure", "latency", "ratio", "generation")
     }
     environment.globals |= {
         "cause_text": words.cause_text,

@@ -56,6 +56,11 @@ def figure(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= _WHOLE else f"{value:.3g}"
 
 
+def latency(value_ms: float) -> str:
+    """Milliseconds; a dash for 0, which is no task's: it would look like a very good one."""
+    return f"{figure(value_ms)} ms" if value_ms else figure(None)
+
+
 def ratio(value: float | None, low: float | None, high: float | None) -> str:
     """A ratio with its interval of 95 %."""
     if value is None:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from html import unescape
 from http.client import HTTPSConnection
 from itertools import count, product
@@ -17,7 +18,9 @@ from stageloom.planner.api import routes
 from stageloom.planner.api.client import PlannerClient
 from stageloom.planner.api.context import HANDLERS, ApiCall, ApiContext
 from stageloom.planner.api.page.views import VIEWS
+from stageloom.planner.api.page.words import figure
 from stageloom.planner.dispatch.ports import ReportRecord, StoredRow, TelemetryWrite
+from stageloom.planner.explain.plan import explain
 from stageloom.planner.labels import parse_changes
 from stageloom.planner.schema.access import AccessCreateRequest, AccessRevokeRequest, AuditEntry, Role
 from stageloom.planner.schema.base import Page
@@ -28,7 +31,7 @@ from stageloom.planner.store.desired import Push, push
 from stageloom.planner.store.devices import device_info, quarantine_device
 from stageloom.planner.store.labels import change_labels
 from stageloom.planner.store.link import LinkStore
-from stageloom.planner.store.plans import plan_info
+from stageloom.planner.store.plans import add_plan, plan_info
 from stageloom.planner.store.rollouts import advance_rollout, fail_devices
 from stageloom.planner.store.store import Store
 from stageloom.shared.artifact import pack_artifact
@@ -46,9 +49,9 @@ from stageloom.shared.messages.telemetry import (
 )
 from tests.planner.api.rig import unverified
 from tests.planner.processes import until
-from tests.planner.world import World
+from tests.planner.world import World, ended
 from tests.search.graphs import DIAMOND, model
-from tests.store.helpers import NANO, add_model, enrol
+from tests.store.helpers import NANO, add_model, enrol, row
 
 pytestmark = pytest.mark.promise("page-shows-the-fleet", "page-lets-nobody-in")
 
@@ -305,9 +308,62 @@ def test_a_fleet_larger_than_a_page_goes_on_at_the_next_one(viewer: Browser, sto
 
 def test_a_device_shows_why_its_plan_changed_and_what_its_alarm_was(viewer: Browser) -> None:
     text = " ".join(viewer.see(f"/ui/devices/{NANO}").split())
-    assert "Trial: reject by trial, gain 0.900 (0.850 to 0.950) after 1 pair: slower" in text
+    assert "Trial: reject, gain 0.900 (0.850 to 0.950) after 1 pair: slower" in text
     assert "a task had waited for 2.5 s, longer than 0.5 s" in text
     assert "It began re-plan 1" in text
+
+
+def test_what_a_device_tried_by_itself_is_shown_with_the_generation_that_adopts_it(
+    viewer: Browser, store: Store, world: World, device: DeviceId
+) -> None:
+    """A pushed plan, and two that the device made under it: one loses, the other wins and is adopted."""
+    first, own = world.plan("sequential"), replace(world.plan("greedy"), lanes=3)
+    store.write(add_plan, "own", own, "local")
+    local: dict[str, Any] = {"origin": Origin.LOCAL}
+    pushed = store.write(push, Push(device=device, plan="sequential", decided_by="operator"))
+    _ended(
+        store,
+        device,
+        ended(pushed, first, "commit", reason="nothing ran"),
+        ended(pushed, own, "commit", decided_us=3, reason="better", **local),
+        ended(pushed, replace(own, lanes=2), "reject", decided_us=4, reason="worse", **local),
+    )
+    store.write(push, Push(device=device, plan="own", decided_by="local"))
+    changes = " ".join(viewer.see(f"/ui/devices/{device}").split()).split("<li>")
+    (adopted,) = [change for change in changes if "by local" in change]
+    (given,) = [change for change in changes if "by operator" in change]
+    assert "commit: better" in adopted and "commit: nothing ran" in given
+    assert not any("worse" in change for change in changes)
+
+
+@pytest.mark.parametrize(
+    ("how", "shown", "explained"),
+    [
+        ("trial", "Trial: commit: as it was", "Its trial ended with commit."),
+        ("outputs", "Outputs compared; commit: as it was", "Outputs compared."),
+        (
+            "now",
+            "No trial: it was ordered to run at once; commit",
+            "No trial: it was ordered to run at once.",
+        ),
+        ("first", "No trial: nothing comparable ran; commit", "No trial: nothing comparable ran."),
+        ("proven", "No trial: it had won one there before; commit", "No trial: it had won one there before."),
+        ("of_tomorrow", "Decided by of_tomorrow; commit", "Decided by of_tomorrow."),
+    ],
+)
+def test_a_trial_is_told_of_only_where_there_was_one(
+    viewer: Browser, store: Store, world: World, device: DeviceId, how: str, shown: str, explained: str
+) -> None:
+    pushed = store.write(push, Push(device=device, plan="sequential", decided_by="operator"))
+    _ended(store, device, ended(pushed, world.plan("sequential"), "commit", how=how, reason="as it was"))
+    assert f"<p>{shown}" in " ".join(viewer.see(f"/ui/devices/{device}").split())
+    assert f" {explained}</p>" in viewer.see(f"/ui/plans/sequential/explanation?device={device}")
+
+
+def _ended(store: Store, device: DeviceId, *trials: TrialEnded) -> None:
+    """Have a device tell of its trials."""
+    rows = tuple(row(number, one, kind=RowKind.TRIAL_ENDED) for number, one in enumerate(trials))
+    LinkStore(store).append_telemetry([TelemetryWrite(device, rows, (Ledger(7, len(rows), 0),))])
 
 
 def test_what_devices_say_is_shown_as_text(viewer: Browser) -> None:
@@ -394,6 +450,28 @@ def test_a_plan_is_drawn_listed_and_explained(viewer: Browser, device: DeviceId)
     assert "decided by replan" in said and "1 combined block" in said and "sequential" in said
     other = viewer.see(f"/ui/plans/greedy/explanation?device={device}")
     assert f"{device}</a> was never asked to run it" in other and "No device" not in other
+
+
+def test_a_plan_of_which_its_device_has_said_nothing_is_explained_so_until_it_does(
+    viewer: Browser, store: Store, world: World, device: DeviceId
+) -> None:
+    page = f"/ui/plans/sequential/explanation?device={device}"
+    pushed = store.write(push, Push(device=device, plan="sequential", decided_by="operator"))
+    assert "The device has not said anything of it yet.</p>" in viewer.see(page)
+    said = Report(
+        revision=1, epoch=pushed.epoch, generation=pushed.generation, state=DeviceState.REJECTED, reason="why"
+    )
+    LinkStore(store).record_reports([ReportRecord(device, 7, said)])
+    assert "It is rejected: why.</p>" in viewer.see(page)
+
+
+def test_how_far_a_block_is_above_its_bound_is_shown_in_percent(
+    viewer: Browser, store: Store, world: World
+) -> None:
+    (block,) = explain(store, "sequential", NANO).blocks
+    said = viewer.see(f"/ui/plans/sequential/explanation?device={NANO}")
+    assert block.over_bound > 0.0
+    assert f'data-label="Over the bound">{figure(100 * block.over_bound)} %<' in said
 
 
 def test_two_versions_are_compared_and_rows_that_differ_marked(viewer: Browser) -> None:

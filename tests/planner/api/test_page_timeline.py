@@ -30,7 +30,8 @@ def test_of_too_many_spans_all_lanes_are_drawn_up_to_the_first_that_is_left_out(
     assert Counter(bar.lane for bar in drawing.bars) == {"lane 1": 1, "lane 2": 2000, "lane 3": 1999}
     assert (drawing.end_ms, drawing.predicted_ms, drawing.cut) == (19.99, 30.0, 2001)
     assert max(bar.x + bar.width for bar in drawing.bars) <= WIDTH + 0.5
-    assert "predicted: 30 ms" in text and "The first 20 ms are drawn: what begins later (2,001 spans)" in text
+    assert "One run of every replica with a whole batch, predicted: 30 ms" in text
+    assert "The first 20 ms are drawn: what begins later (2,001 spans)" in text
 
 
 def test_texts_of_moments_end_at_them_so_that_none_leaves_the_drawing() -> None:

@@ -1,8 +1,14 @@
 """Figures as the pages show them: never with an exponent where digits would do."""
 
 import pytest
+from msgspec import structs
 
+from stageloom.planner.api.page.fleet import presence
+from stageloom.planner.api.page.rendering import render
 from stageloom.planner.api.page.words import cause_text, figure, size
+from stageloom.planner.schema.device import DeviceInfo
+from stageloom.planner.schema.service import ModelRate
+from stageloom.planner.store.rows import blank_of
 from stageloom.shared.policy.trigger import Cause
 
 
@@ -38,3 +44,20 @@ def test_a_size_is_written_without_an_exponent(octets: int, shown: str) -> None:
 )
 def test_what_fired_an_alarm_is_told_without_an_exponent(cause: str, shown: str) -> None:
     assert cause_text(cause, 1234.5678, 0.5) == shown
+
+
+def live(*rates: ModelRate) -> str:
+    """The figures of a device that is there."""
+    device = blank_of(DeviceInfo, device="nano", online=True)
+    values = {"device": device, "presence": presence(device), "state": None, "rates": rates}
+    keys = dict.fromkeys(("buttons", "runs", "buttons_key", "runs_key"), "")
+    return " ".join(render("device_live.html", {**values, **keys}).decode().split())
+
+
+def test_a_model_of_which_no_task_completed_has_no_latency_and_where_none_has_one_that_is_said() -> None:
+    idle = blank_of(ModelRate, device="nano", model="idle", queued=3)
+    busy = structs.replace(idle, throughput_per_s=9.0, latency_p50_ms=2.0, latency_p99_ms=8.0)
+    text = live(idle, busy)
+    assert text.count(">\N{EN DASH}<") == 2 and ">2 ms<" in text and ">8 ms<" in text and ">0 ms<" not in text
+    assert "No task completed in the last seconds" not in text
+    assert all("No task completed in the last seconds" in live(*rates) for rates in ((), (idle,)))
