@@ -362,6 +362,15 @@ class PartsTimed(_Message, frozen=True, tag=26):
     reason: str = ""
 
 
+class Profiling(_Message, frozen=True, tag=28):
+    """From now on the process works on this `Profile` or `ProfileStages`; 0: on none, or it waits to go on.
+
+    What ends the process meanwhile is the request, and no plan.
+    """
+
+    request: int
+
+
 class StepTraced(_Message, frozen=True, tag=9):
     """One step's groups on their streams, at most MAX_GROUPS of them.
 
@@ -491,6 +500,7 @@ Report: TypeAlias = (
     | OperatorTimes
     | WholeTime
     | PartsTimed
+    | Profiling
     | StepTraced
     | Drained
     | Settled

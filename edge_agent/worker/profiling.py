@@ -34,7 +34,7 @@ from stageloom.edge_agent.executor.base import (
     one_line,
 )
 from stageloom.edge_agent.executor.executors import Executors, make_executor
-from stageloom.edge_agent.executor.timing import IdleTime, seeded_values, summary
+from stageloom.edge_agent.executor.timing import Idleness, IdleTime, seeded_values, summary
 from stageloom.edge_agent.worker import messages
 from stageloom.edge_agent.worker.messages import Report
 from stageloom.edge_agent.worker.part_profile import (
@@ -345,11 +345,15 @@ class Profiler:
         self._driver = driver
         self._executors = executors
         self._artifacts = artifacts
-        self._idle = idle
+        self._is_idle = idle
+        arrived = idle.arrived if isinstance(idle, Idleness) else lambda: 0
+        self._idle = Idleness(self._looks_idle, arrived)
         self._memory_bytes = memory_bytes
-        self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._request = 0  # that has its turn; 0: none
+        self._told = 0  # the one that work was last told of
+        self._jobs: SimpleQueue[tuple[int, Callable[[], None]]] = SimpleQueue()
         self.handlers: messages.Handlers = {
-            messages.Profile: lambda command, fds: self._jobs.put(lambda: self._time_operators(command)),
+            messages.Profile: self._order_operators,
             messages.ProfileStages: self._order_stages,
         }
 
@@ -357,13 +361,35 @@ class Profiler:
         """From now on requests are worked on."""
         threading.Thread(target=self._work, name="profile", daemon=True).start()
 
+    def _order_operators(self, command: messages.Profile, fds: list[int]) -> None:
+        self._jobs.put((command.request, lambda: self._time_operators(command)))
+
     def _order_stages(self, command: messages.ProfileStages, fds: list[int]) -> None:
         wire = read_plan(fds)
-        self._jobs.put(lambda: self._time_stages(command, wire))
+        self._jobs.put((command.request, lambda: self._time_stages(command, wire)))
 
     def _work(self) -> NoReturn:
         while True:
-            self._jobs.get()()
+            self._work_on(*self._jobs.get())
+
+    def _work_on(self, request: int, job: Callable[[], None]) -> None:
+        self._request = request
+        self._tell(request)  # packages that it imports may end the process, too
+        job()
+        self._request = 0
+        self._tell(0)
+
+    def _looks_idle(self) -> bool:
+        """As `idle`; work goes on where it says so, and waits where it does not."""
+        idle = self._is_idle()
+        self._tell(self._request if idle else 0)
+        return idle
+
+    def _tell(self, request: int) -> None:
+        """Say what is worked on, where that is another request than before."""
+        if request != self._told:
+            self._told = request
+            self._report(messages.Profiling(request))
 
     # Operators
 

@@ -13,6 +13,7 @@ from stageloom.edge_agent.executor.executors import _WHERE, Executors
 from stageloom.edge_agent.executor.null import NullExecutor
 from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
 from stageloom.edge_agent.worker import messages
+from stageloom.edge_agent.worker.client import memory_file
 from stageloom.edge_agent.worker.messages import WorkerConfig
 from stageloom.edge_agent.worker.profiling import Profiler
 from stageloom.edge_agent.worker.resources import ArtifactTable
@@ -195,6 +196,22 @@ def test_a_failure_that_may_pass_tells_nothing_of_a_model_as_a_whole(
     whole = [report for report in reports if isinstance(report, messages.WholeTime)]
     assert [(one.time_us, reason in one.reason) for one in whole] == [(None, True)] * refused
     assert isinstance(reports[-1], messages.OperatorTimes), "the request is answered"
+
+
+def test_it_says_when_it_works_on_a_request_and_when_it_waits_for_a_moment(model: Artifact) -> None:
+    """1. It opens the model. 2. A task is served. 3. The work goes on, to its end."""
+    reports: list[messages.Report] = []
+    answers = iter([False])
+    profiler = Profiler(
+        reports.append, lambda: None, Executors(), ArtifactTable(), lambda: next(answers, True), 0
+    )
+    with memory_file(staged(model, "null").wire) as fd:
+        order = messages.ProfileStages(5, {model.digest: str(model.path)}, repeats=1)
+        profiler.handlers[messages.ProfileStages](order, [fd])
+    profiler._work_on(*profiler._jobs.get())
+    worked = [report.request for report in reports if isinstance(report, messages.Profiling)]
+    assert worked == [5, 0, 5, 0]
+    assert isinstance(reports[-2], messages.StageTimes) and reports[-2].last
 
 
 def profiled_here(
