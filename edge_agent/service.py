@@ -225,7 +225,7 @@ class Agent:
         self._engine.take_ends()
         self._lifecycle.do(self._plans.tick(self.loop.now()))
         serving = self._plans.engine_up and not self._plans.loading
-        self._ways.tick(free=serving and self._plans.runner is None and not self._stopping)
+        self._ways.tick(free=serving and self._plans.phase is None and not self._stopping)
         limit_s = self._config.silent_engine_s
         if not self._plans.engine_up:  # it starts, for which it has the time of a load
             limit_s = max(limit_s, self._config.load_limit_s)

@@ -99,6 +99,28 @@ def test_end_of_the_engine_process_is_told_from_one_at_a_measurement(
     assert told == [True, False]
 
 
+def test_no_way_is_measured_while_another_plan_is_on_its_way_or_on_probation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = Agent(AgentConfig(home=str(tmp_path)), lambda plans: (alone(PLAN, plans), ()))
+    plans, told = agent._plans, list[bool]()
+    orders = (plans.verify, plans.stage, plans.activate)
+    try:
+        with monkeypatch.context() as played:
+            played.setattr(agent._lifecycle, "do", lambda actions: None)
+            played.setattr(agent._ways, "tick", lambda *, free: told.append(free))
+            plans.ready()
+            for order in orders:
+                order((1, 1), PLAN)
+                agent._tick()
+                plans.abandon((1, 1))
+                agent._tick()
+    finally:
+        agent.loop.call_at(agent.loop.now(), agent.request_stop)
+        agent.run()
+    assert told == [False, True] * len(orders)
+
+
 def test_task_that_ended_as_the_time_to_drain_ran_out_counts_as_completed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
