@@ -334,7 +334,7 @@ class OperatorTimes(_Message, frozen=True, tag=8):
     artifact: str
     batch: int
     times: tuple[tuple[float, float, int], ...]
-    reason: str = ""  # why there are no times
+    reason: str = ""  # why there are no times, or not all, or none of the model as a whole
     first: int = 0
     operators: int = 0
 

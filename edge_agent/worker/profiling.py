@@ -401,8 +401,10 @@ class Profiler:
         try:
             artifact = self._artifacts.use(user, digest, {digest: request.path})
             whole = self._whole(request, artifact)
-            if whole is not None:
+            if isinstance(whole, messages.WholeTime):
                 self._report(whole)
+            else:
+                reason = f"the model as a whole is not timed: {whole}"
             executor = make_executor(request.executor)
             try:
                 share = _OPERATORS_BESIDE_PARTS if request.parts else _OPERATORS_SHARE
@@ -492,9 +494,11 @@ class Profiler:
         seconds = handover_s(schedule, found, wanted)
         return seconds, "" if seconds is not None else f"hand-overs are not measured: {_TOO_BUSY}"
 
-    def _whole(self, request: messages.Profile, artifact: Artifact) -> messages.WholeTime | None:
-        """One run of the model in a session over all of it, as a plan that does not cut it has it; None where
-        the device was too busy, or it failed for a cause that may pass."""
+    def _whole(self, request: messages.Profile, artifact: Artifact) -> messages.WholeTime | str:
+        """One run of the model in a session over all of it, as a plan that does not cut it has it.
+
+        Or why there is none: the time was up, or it failed for a cause that may pass.
+        """
         asked = request.timing
         share = _WHOLE_BESIDE_PARTS if request.parts else _WHOLE_SHARE
         moments = IdleTime(self._idle, own_s=share * asked.limit_s, wall_s=asked.wall_s)
@@ -511,10 +515,10 @@ class Profiler:
         except _CannotRunError as error:
             return messages.WholeTime(request.request, None, 0, str(error))
         except Exception as error:  # there is no time, and the engine goes on
-            log.warning("model %s is not timed as a whole: %s", request.artifact[:12], _one_line(error))
-            return None
+            return _one_line(error)
         if not found.step_s:
-            return None
+            reason = moments.reason or _TOO_BUSY
+            return f"{reason}; {share:.0%} of the budget is for it, ask with a larger one"
         return messages.WholeTime(request.request, summary(found.step_s).median_us, len(found.step_s))
 
     # Stages
