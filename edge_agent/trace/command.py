@@ -27,6 +27,8 @@ from stageloom.shared.spans import require_packages, send_spans
 
 SERVICE: Final = "stageloom-agent"
 _PATIENCE_S = 30.0  # beyond the recording
+_ROWS: Final = "`stageloom device telemetry DEVICE --kind profile_result --json`"
+"""Without the kind the newest rows seldom have a profile among them."""
 
 
 def require_length(seconds: float) -> None:
@@ -88,7 +90,7 @@ def bound_plans(recorded: RecordingSummary, artifacts: Path) -> dict[int, BoundP
 
 
 def read_costs(path: Path | None) -> tuple[CostTable, str]:
-    """Operator costs from telemetry rows, as `stageloom device telemetry --json` prints them; their origin.
+    """Operator costs from telemetry rows, as `_ROWS` prints them; their origin.
 
     Raises:
         InputError: the file holds no profile.
@@ -100,10 +102,13 @@ def read_costs(path: Path | None) -> tuple[CostTable, str]:
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{path} does not hold telemetry rows: {type(error).__name__}: {error}",
-            remedy="write it with `stageloom device telemetry DEVICE --kind profile_result --json`",
+            remedy=f"write it with {_ROWS}",
         ) from error
     if not table.measured_s:
-        raise InputError(f"{path} holds no operator profile", remedy="run `stageloom device profile` first")
+        raise InputError(
+            f"{path} holds no operator profile",
+            remedy=f"run `stageloom device profile DEVICE`, then write it with {_ROWS}",
+        )
     return table, "costs measured"
 
 

@@ -437,7 +437,7 @@ def test_costs_are_read_from_telemetry_rows(tmp_path: Path) -> None:
     assert dict(table.measured_at) == {Digest("ab"): 4, Digest("cd"): 1}, "the last batch size counts"
     assert origin == "costs measured"
     file.write_text("[]")
-    with pytest.raises(InputError, match="no operator profile"):
+    with pytest.raises(InputError, match=r"no operator profile.*DEVICE --kind profile_result --json"):
         read_costs(file)
     file.write_text("{")
     with pytest.raises(InputError, match="telemetry rows"):
