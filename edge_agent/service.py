@@ -225,7 +225,7 @@ class Agent:
         self._engine.take_ends()
         self._lifecycle.do(self._plans.tick(self.loop.now()))
         serving = self._plans.engine_up and not self._plans.loading
-        self._ways.tick(free=serving and self._plans.runner is None and not self._stopping)
+        self._ways.tick(free=serving and self._plans.phase is None and not self._stopping)
         limit_s = self._config.silent_engine_s
         if not self._plans.engine_up:  # it starts, for which it has the time of a load
             limit_s = max(limit_s, self._config.load_limit_s)
@@ -348,6 +348,8 @@ class Agent:
                 self._lifecycle.collect()
             case engine.WholeTime():
                 self._profiles.whole_time(report)
+            case engine.Profiling():
+                self._profiles.working_on(report.request)
             case engine.PartsTimed():
                 self._profiles.parts_timed(report)
             case engine.OperatorTimes():
@@ -406,8 +408,8 @@ class Agent:
             "agent_restarted",
             f"the engine process ended ({how}) while the task was in flight; submit it again if wanted",
         )
-        self._profiles.engine_exited(ordered=self._plans.engine_stopping)
-        self._lifecycle.do(self._plans.exited(how, self.loop.now()))
+        measuring = self._profiles.engine_exited(ordered=self._plans.engine_stopping)
+        self._lifecycle.do(self._plans.exited(how, self.loop.now(), measuring=measuring))
         self._lifecycle.collect()
 
 

@@ -1,6 +1,7 @@
 """Has the ways measured that the models of a planner's plans could run in, and tells the planner of them.
 
-It measures while nothing is served and no trial runs, and remembers what it found for the next start.
+It measures while nothing is served and no plan is on trial or on its way, and remembers what it found for the
+next start.
 """
 
 import math

@@ -328,7 +328,8 @@ def trace(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Telemetry rows with a profile, as `stageloom device telemetry DEVICE --json` prints them.",
+            help="The device's profile, as `stageloom device telemetry DEVICE --kind profile_result --json` "
+            "prints it.",
             show_default="an estimate",
         ),
     ] = None,

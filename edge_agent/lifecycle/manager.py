@@ -377,9 +377,10 @@ class PlanManager(Pursuit):
         self._engine = EngineView(up=True)
         return self._pursue()
 
-    def exited(self, how: str, now_s: float) -> list[Action]:
-        """The engine process is gone, and everything in it."""
-        wanted, blamed, before = self._engine.stopping, self._blamed(), self.active
+    def exited(self, how: str, now_s: float, *, measuring: bool = False) -> list[Action]:
+        """The engine process is gone, and everything in it; `measuring`: a profile request is to blame."""
+        wanted, before = self._engine.stopping, self.active
+        blamed = None if measuring else self._blamed()
         self._engine = EngineView()
         self._exchanging, self._announced = False, None
         if wanted:
@@ -388,7 +389,8 @@ class PlanManager(Pursuit):
                 self.outcomes.active_changed(None)
             return [*actions, StartEngine(0.0)]
         delay_s = self._supervisor.crashed(blamed.ref.digest if blamed else None, now_s)
-        actions = [JournalNote("engine_crashed", f"the engine process ended: {how}")]
+        doing = " as it measured" if measuring else ""
+        actions = [JournalNote("engine_crashed", f"the engine process ended{doing}: {how}")]
         actions += self._candidate_crashed(how, blamed, now_s)
         if blamed is not None:
             self._forsake(blamed.ref.digest)
@@ -514,12 +516,18 @@ class PlanManager(Pursuit):
         if self._adopted is not None and self._adopted.ref.digest == digest:
             self._adopted = None
 
-    def _step_back(self, how: str, now_s: float) -> list[Action]:
-        """What was loaded is lost with the engine process: load it again. A trial has ended."""
+    def _step_back(self, how: str, now_s: float, *, blameless: bool = False) -> list[Action]:
+        """What was loaded is lost with the engine process: load it again. A trial has ended.
+
+        `blameless`: it ended at no plan, and a trial has no verdict.
+        """
         candidate = self._candidate
         if candidate is None:
             return []
         if candidate.runner is not None and not candidate.runner.over:
+            if blameless:
+                reason = f"the engine ended as it measured: {how}"
+                return self._advance(candidate, candidate.runner.abandon(reason, now_s))
             return self._advance(candidate, candidate.runner.crashed(how, now_s))
         if candidate.state is DeviceState.STAGED:
             candidate.state = DeviceState.VERIFIED
@@ -531,7 +539,7 @@ class PlanManager(Pursuit):
         if candidate is None:
             return []
         if candidate.runner is not None or blamed is not candidate.plan:
-            return self._step_back(how, now_s)
+            return self._step_back(how, now_s, blameless=blamed is None)
         if candidate.probation is not None:
             reason = f"the engine crashed under it: {how}"
         else:

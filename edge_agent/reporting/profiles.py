@@ -1,15 +1,18 @@
 """Profile requests on their way through the engine process: asked, asked again after a restart, answered.
 
-A request under which the engine process has ended twice is answered without times: what it wants measured may
-be what ends it, and a device must not crash for a measurement.
+A request that the engine process worked on as it ended, twice, is answered without times: what it wants
+measured is likely to be what ends it, and a device must not crash for a measurement. So are the others of its
+kind, of the same models on the same executors. What only waited is asked again.
 """
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from stageloom.edge_agent.executor.base import TimingRequest
 from stageloom.edge_agent.lifecycle import events as link
@@ -33,7 +36,7 @@ from stageloom.shared.messages.telemetry import ExecutorTime, RowData
 from stageloom.shared.plan import decode_plan
 from stageloom.shared.text import bounded
 
-ENDED_TWICE: Final = "the engine process ended twice while it had this request"
+ENDED_TWICE: Final = "the engine process ended twice as it measured the same models on the same executors"
 _STAGE_REPEATS: Final = 5
 _STAGES_AT_LEAST_S: Final = 0.15  # of steps, together
 _LIVES: Final = 2
@@ -76,7 +79,8 @@ class ProfileQueue:
         self._intra_op_threads = intra_op_threads
         self._wall_s = wall_s
         self._open: dict[int, Request] = {}
-        self._deaths: dict[int, int] = {}  # engine processes that ended while they had the request
+        self._deaths = Counter[int]()  # engine processes that ended as they worked on the request
+        self._at_work = 0  # the request that the engine process works on; 0: none
         self._void = Counter[int]()  # orders of requests that gave way and are still answered
         self._step_us: dict[int, dict[int, float]] = {}
         self._engine_up = False
@@ -104,19 +108,24 @@ class ProfileQueue:
         for request in self._open.values():
             self._ask(request)
 
-    def engine_exited(self, *, ordered: bool = False) -> None:
-        """Whatever it was asked is lost; `ordered`: no request is to blame."""
-        if not self._engine_up:
-            return
+    def working_on(self, request: int) -> None:
+        """The engine process works on this request now; 0: on none, or it waits for a moment to."""
+        self._at_work = request
+
+    def engine_exited(self, *, ordered: bool = False) -> bool:
+        """Whatever it was asked is lost. Returns whether a request is to blame; `ordered`: none is."""
+        number, self._at_work = self._at_work, 0
+        request = None if ordered else self._request_of(number)
         self._engine_up = False
         self._void.clear()
-        if ordered:
-            return
-        working_on = next(iter(self._open), None)  # it takes them in their order: the others only waited
-        for number, request in list(self._open.items()):
-            self._deaths[number] = self._deaths.get(number, 0) + 1
-            if self._deaths[number] >= _LIVES:
-                self._give_up(request, cannot=number == working_on)
+        if request is None:
+            return False
+        self._deaths[number] += 1
+        if self._deaths[number] >= _LIVES:
+            way = self._way(request)
+            for one in [one for one in self._open.values() if self._way(one) == way]:
+                self._give_up(one, cannot=replace(one, request=number) == request)
+        return True
 
     def whole_time(self, time: WholeTime) -> None:
         """What the model of a request takes as a whole; its operators' times end the request."""
@@ -222,6 +231,16 @@ class ProfileQueue:
             self._executor if request.executor is UNSET else request.executor,
             self._intra_op_threads if request.intra_op_threads is UNSET else request.intra_op_threads,
         )
+
+    def _way(self, request: Request) -> tuple[type, set[Digest], set[str]]:
+        """What is measured, of which models, on which executors: with more threads it may end as badly."""
+        executors = set[str]()
+        if isinstance(request, ProfileRequest):
+            executors = {self._under(request)[0]}
+        else:
+            with suppress(PlanError):  # the answer says so
+                executors = {options.name for options in decode_plan(request.plan).executors}
+        return type(request), _artifacts(request), executors
 
     def _give_up(self, request: Request, *, cannot: bool) -> None:
         number, reason = request.request, ENDED_TWICE

@@ -27,6 +27,8 @@ from stageloom.shared.spans import require_packages, send_spans
 
 SERVICE: Final = "stageloom-agent"
 _PATIENCE_S = 30.0  # beyond the recording
+_ROWS: Final = "`stageloom device telemetry DEVICE --kind profile_result --json`"
+"""Without the kind the newest rows seldom have a profile among them."""
 
 
 def require_length(seconds: float) -> None:
@@ -87,37 +89,59 @@ def bound_plans(recorded: RecordingSummary, artifacts: Path) -> dict[int, BoundP
     return found
 
 
-def read_costs(path: Path | None) -> tuple[CostTable, str]:
-    """Operator costs from telemetry rows, as `stageloom device telemetry --json` prints them; their origin.
+def read_costs(path: Path | None) -> CostTable:
+    """Operator costs from telemetry rows, as `_ROWS` prints them; an empty table without a file.
 
     Raises:
         InputError: the file holds no profile.
     """
     if path is None:
-        return CostTable(), "costs estimated"
+        return CostTable()
     try:
         table = measured(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{path} does not hold telemetry rows: {type(error).__name__}: {error}",
-            remedy="write it with `stageloom device telemetry DEVICE --kind profile_result --json`",
+            remedy=f"write it with {_ROWS}",
         ) from error
     if not table.measured_s:
-        raise InputError(f"{path} holds no operator profile", remedy="run `stageloom device profile` first")
-    return table, "costs measured"
+        raise InputError(
+            f"{path} holds no operator profile",
+            remedy=f"run `stageloom device profile DEVICE`, then write it with {_ROWS}",
+        )
+    return table
+
+
+def costs_text(costs: CostTable, plans: Iterable[BoundPlan]) -> str:
+    """Where the planned times of these plans come from: of how many operators, unless of all."""
+    if not costs.measured_s:
+        return "costs estimated"
+    operators = {
+        (model.plan.artifact, OpId(op))
+        for bound in plans
+        for model in bound.models
+        for op in range(len(model.source.operators))
+    }
+    known = len(operators & costs.measured_s.keys())
+    share = f" of {known} of {len(operators)} operators" if known < len(operators) else ""
+    return f"costs measured{share}"
 
 
 def measured(rows: Iterable[Mapping[str, Any]]) -> CostTable:
-    """Seconds per operator, from the profile results among telemetry rows; the last batch size counts.
+    """Seconds per operator, from the profile results among telemetry rows, oldest first.
+
+    Of each artifact the newest request with times counts: others may be of another executor or number of
+    threads, which rows do not say, or batch size.
 
     Rows that 0.1.0 wrote have beside `kind` what later ones have in `values`.
     """
-    profiles = [row.get("values", row) for row in rows if row["kind"] == "profile_result"]
-    batch_of = {Digest(profile["artifact"]): int(profile["batch"]) for profile in profiles}
+    found = [row.get("values", row) for row in rows if row["kind"] == "profile_result"]
+    request_of = {profile["artifact"]: profile["request"] for profile in found if profile["timings"]}
+    newest = [profile for profile in found if profile["request"] == request_of.get(profile["artifact"])]
+    batch_of = {Digest(profile["artifact"]): int(profile["batch"]) for profile in newest}
     measured_s = {
         (Digest(profile["artifact"]), OpId(timing["operator"])): timing["median_us"] * 1e-6
-        for profile in profiles
-        if profile["batch"] == batch_of[profile["artifact"]]
+        for profile in newest
         for timing in profile["timings"]
     }
     return CostTable(measured_s=measured_s, measured_at=batch_of)
@@ -142,7 +166,7 @@ def write_trace(
         StorageError, OSError: the file cannot be written.
     """
     require_length(seconds)
-    table, origin = read_costs(costs)
+    table = read_costs(costs)
     if otlp is not None:
         require_packages()
     if not os.access(out.parent, os.W_OK):  # before anything is recorded in vain
@@ -150,9 +174,9 @@ def write_trace(
     progress(f"recording {seconds:g} s")
     batch, recorded = record(socket, seconds)
     joined_s = time.monotonic()
-    trace = chrome_trace(
-        timeline(batch, recorded, bound_plans(recorded, home / "artifacts"), table), costs=origin
-    )
+    plans = bound_plans(recorded, home / "artifacts")
+    origin = costs_text(table, plans.values())
+    trace = chrome_trace(timeline(batch, recorded, plans, table), costs=origin)
     out.write_text(json.dumps(trace, separators=(",", ":")), encoding="utf-8")
     found = trace["otherData"]
     if otlp is not None:

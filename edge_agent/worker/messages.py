@@ -334,7 +334,7 @@ class OperatorTimes(_Message, frozen=True, tag=8):
     artifact: str
     batch: int
     times: tuple[tuple[float, float, int], ...]
-    reason: str = ""  # why there are no times
+    reason: str = ""  # why there are no times, or not all, or none of the model as a whole
     first: int = 0
     operators: int = 0
 
@@ -360,6 +360,15 @@ class PartsTimed(_Message, frozen=True, tag=26):
     handover_us: float | None = None
     copy_bytes_per_s: float | None = None
     reason: str = ""
+
+
+class Profiling(_Message, frozen=True, tag=28):
+    """From now on the process works on this `Profile` or `ProfileStages`; 0: on none, or it waits to go on.
+
+    What ends the process meanwhile is the request, and no plan.
+    """
+
+    request: int
 
 
 class StepTraced(_Message, frozen=True, tag=9):
@@ -491,6 +500,7 @@ Report: TypeAlias = (
     | OperatorTimes
     | WholeTime
     | PartsTimed
+    | Profiling
     | StepTraced
     | Drained
     | Settled

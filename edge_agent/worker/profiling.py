@@ -34,7 +34,7 @@ from stageloom.edge_agent.executor.base import (
     one_line,
 )
 from stageloom.edge_agent.executor.executors import Executors, make_executor
-from stageloom.edge_agent.executor.timing import IdleTime, seeded_values, summary
+from stageloom.edge_agent.executor.timing import Idleness, IdleTime, seeded_values, summary
 from stageloom.edge_agent.worker import messages
 from stageloom.edge_agent.worker.messages import Report
 from stageloom.edge_agent.worker.part_profile import (
@@ -345,11 +345,15 @@ class Profiler:
         self._driver = driver
         self._executors = executors
         self._artifacts = artifacts
-        self._idle = idle
+        self._is_idle = idle
+        arrived = idle.arrived if isinstance(idle, Idleness) else lambda: 0
+        self._idle = Idleness(self._looks_idle, arrived)
         self._memory_bytes = memory_bytes
-        self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._request = 0  # that has its turn; 0: none
+        self._told = 0  # the one that work was last told of
+        self._jobs: SimpleQueue[tuple[int, Callable[[], None]]] = SimpleQueue()
         self.handlers: messages.Handlers = {
-            messages.Profile: lambda command, fds: self._jobs.put(lambda: self._time_operators(command)),
+            messages.Profile: self._order_operators,
             messages.ProfileStages: self._order_stages,
         }
 
@@ -357,13 +361,35 @@ class Profiler:
         """From now on requests are worked on."""
         threading.Thread(target=self._work, name="profile", daemon=True).start()
 
+    def _order_operators(self, command: messages.Profile, fds: list[int]) -> None:
+        self._jobs.put((command.request, lambda: self._time_operators(command)))
+
     def _order_stages(self, command: messages.ProfileStages, fds: list[int]) -> None:
         wire = read_plan(fds)
-        self._jobs.put(lambda: self._time_stages(command, wire))
+        self._jobs.put((command.request, lambda: self._time_stages(command, wire)))
 
     def _work(self) -> NoReturn:
         while True:
-            self._jobs.get()()
+            self._work_on(*self._jobs.get())
+
+    def _work_on(self, request: int, job: Callable[[], None]) -> None:
+        self._request = request
+        self._tell(request)  # packages that it imports may end the process, too
+        job()
+        self._request = 0
+        self._tell(0)
+
+    def _looks_idle(self) -> bool:
+        """As `idle`; work goes on where it says so, and waits where it does not."""
+        idle = self._is_idle()
+        self._tell(self._request if idle else 0)
+        return idle
+
+    def _tell(self, request: int) -> None:
+        """Say what is worked on, where that is another request than before."""
+        if request != self._told:
+            self._told = request
+            self._report(messages.Profiling(request))
 
     # Operators
 
@@ -375,8 +401,10 @@ class Profiler:
         try:
             artifact = self._artifacts.use(user, digest, {digest: request.path})
             whole = self._whole(request, artifact)
-            if whole is not None:
+            if isinstance(whole, messages.WholeTime):
                 self._report(whole)
+            else:
+                reason = f"the model as a whole is not timed: {whole}"
             executor = make_executor(request.executor)
             try:
                 share = _OPERATORS_BESIDE_PARTS if request.parts else _OPERATORS_SHARE
@@ -466,9 +494,11 @@ class Profiler:
         seconds = handover_s(schedule, found, wanted)
         return seconds, "" if seconds is not None else f"hand-overs are not measured: {_TOO_BUSY}"
 
-    def _whole(self, request: messages.Profile, artifact: Artifact) -> messages.WholeTime | None:
-        """One run of the model in a session over all of it, as a plan that does not cut it has it; None where
-        the device was too busy, or it failed for a cause that may pass."""
+    def _whole(self, request: messages.Profile, artifact: Artifact) -> messages.WholeTime | str:
+        """One run of the model in a session over all of it, as a plan that does not cut it has it.
+
+        Or why there is none: the time was up, or it failed for a cause that may pass.
+        """
         asked = request.timing
         share = _WHOLE_BESIDE_PARTS if request.parts else _WHOLE_SHARE
         moments = IdleTime(self._idle, own_s=share * asked.limit_s, wall_s=asked.wall_s)
@@ -485,10 +515,10 @@ class Profiler:
         except _CannotRunError as error:
             return messages.WholeTime(request.request, None, 0, str(error))
         except Exception as error:  # there is no time, and the engine goes on
-            log.warning("model %s is not timed as a whole: %s", request.artifact[:12], _one_line(error))
-            return None
+            return _one_line(error)
         if not found.step_s:
-            return None
+            reason = moments.reason or _TOO_BUSY
+            return f"{reason}; {share:.0%} of the budget is for it, ask with a larger one"
         return messages.WholeTime(request.request, summary(found.step_s).median_us, len(found.step_s))
 
     # Stages

@@ -174,7 +174,7 @@ class RecordingSummary(msgspec.Struct, frozen=True, array_like=True, tag=2):
     ended_s: float
     plans: dict[int, bytes]
     dropped: int  # entries
-    own_s: float  # of processor time that recording and writing took, on all threads
+    own_s: float  # of processor time: noting steps and queues, and encoding; not noting tasks, nor writing
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from stageloom.edge_agent.config import AgentConfig
+from stageloom.edge_agent.lifecycle.events import Action
 from stageloom.edge_agent.lifecycle.shell import alone
 from stageloom.edge_agent.lifecycle.states import PlanRef, RunnablePlan
 from stageloom.edge_agent.reporting.status import AgentStatus, task_totals
@@ -17,7 +18,7 @@ from stageloom.edge_agent.service import Agent
 from stageloom.edge_agent.worker import messages as engine
 from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.ids import Digest
-from stageloom.shared.messages.control import Origin
+from stageloom.shared.messages.control import ArtifactNeed, Origin, ProfileRequest
 
 PLAN = RunnablePlan(PlanRef(Digest("a" * 64), Origin.LOCAL), b"a", ())
 
@@ -72,6 +73,52 @@ def test_sign_of_life_of_the_engine_process_is_no_telemetry(tmp_path: Path) -> N
     finally:
         agent.loop.call_at(agent.loop.now(), agent.request_stop)
         agent.run()
+
+
+def test_end_of_the_engine_process_is_told_from_one_at_a_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = Agent(AgentConfig(home=str(tmp_path)), lambda plans: (alone(PLAN, plans), ()))
+    told: list[bool] = []
+
+    def exited(how: str, now_s: float, *, measuring: bool) -> list[Action]:
+        told.append(measuring)
+        return []
+
+    try:
+        agent._profiles.wanted(ProfileRequest(1, ArtifactNeed("m", PLAN.ref.digest, 8), 1, 20.0))
+        with monkeypatch.context() as played:
+            played.setattr(agent._plans, "exited", exited)
+            for number in (1, 0):
+                agent._on_report(engine.Profiling(1))
+                agent._on_report(engine.Profiling(number))
+                agent._on_report(engine.Exited(-signal.SIGSEGV))
+    finally:
+        agent.loop.call_at(agent.loop.now(), agent.request_stop)
+        agent.run()
+    assert told == [True, False]
+
+
+def test_no_way_is_measured_while_another_plan_is_on_its_way_or_on_probation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = Agent(AgentConfig(home=str(tmp_path)), lambda plans: (alone(PLAN, plans), ()))
+    plans, told = agent._plans, list[bool]()
+    orders = (plans.verify, plans.stage, plans.activate)
+    try:
+        with monkeypatch.context() as played:
+            played.setattr(agent._lifecycle, "do", lambda actions: None)
+            played.setattr(agent._ways, "tick", lambda *, free: told.append(free))
+            plans.ready()
+            for order in orders:
+                order((1, 1), PLAN)
+                agent._tick()
+                plans.abandon((1, 1))
+                agent._tick()
+    finally:
+        agent.loop.call_at(agent.loop.now(), agent.request_stop)
+        agent.run()
+    assert told == [False, True] * len(orders)
 
 
 def test_task_that_ended_as_the_time_to_drain_ran_out_counts_as_completed(

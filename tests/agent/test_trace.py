@@ -18,7 +18,14 @@ from stageloom.edge_agent.executor.null import NullExecutor
 from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
 from stageloom.edge_agent.store import ArtifactStore
 from stageloom.edge_agent.trace.chrome import MEASURED, PLANNED, QUEUES, chrome_trace
-from stageloom.edge_agent.trace.command import bound_plans, read_costs, record, trace_text, write_trace
+from stageloom.edge_agent.trace.command import (
+    bound_plans,
+    costs_text,
+    read_costs,
+    record,
+    trace_text,
+    write_trace,
+)
 from stageloom.edge_agent.trace.timeline import Timeline, timeline
 from stageloom.edge_agent.worker.inprocess import InProcessEngine
 from stageloom.edge_agent.worker.messages import Command, StartRecording
@@ -418,26 +425,26 @@ def test_a_recording_ends_with_the_engine_process(hosted: Hosted, monkeypatch: p
     assert [("full" in ends[0]), ("ended while" in ends[1]), ("not running" in ends[2])] == [True] * 3
 
 
-def profile(artifact: str, batch: int, median_us: dict[int, float]) -> dict[str, Any]:
+def profile(artifact: str, batch: int, median_us: dict[int, float], request: int = 1) -> dict[str, Any]:
     timings = [{"operator": op, "median_us": one} for op, one in median_us.items()]
-    return {"kind": "profile_result", "values": {"artifact": artifact, "batch": batch, "timings": timings}}
+    values = {"request": request, "artifact": artifact, "batch": batch, "timings": timings}
+    return {"kind": "profile_result", "values": values}
 
 
 def test_costs_are_read_from_telemetry_rows(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"kind": "queue_sample", "values": {}},
         profile("ab", 1, {2: 1.0, 3: 6.0}),
-        profile("ab", 4, {3: 7.0}),
-        profile("cd", 1, {0: 2.0}),
+        profile("ab", 4, {3: 7.0}, request=2),
+        profile("cd", 1, {0: 2.0}, request=3),
     ]
     file = tmp_path / "rows.json"
     file.write_text(json.dumps(rows))
-    table, origin = read_costs(file)
+    table = read_costs(file)
     assert dict(table.measured_s) == {(Digest("ab"), OpId(3)): 7e-6, (Digest("cd"), OpId(0)): 2e-6}
     assert dict(table.measured_at) == {Digest("ab"): 4, Digest("cd"): 1}, "the last batch size counts"
-    assert origin == "costs measured"
     file.write_text("[]")
-    with pytest.raises(InputError, match="no operator profile"):
+    with pytest.raises(InputError, match=r"no operator profile.*DEVICE --kind profile_result --json"):
         read_costs(file)
     file.write_text("{")
     with pytest.raises(InputError, match="telemetry rows"):
@@ -454,9 +461,36 @@ def test_costs_are_read_from_telemetry_rows(tmp_path: Path) -> None:
             read_costs(file)
 
 
+def test_costs_are_those_of_the_newest_request_that_has_some_and_are_not_mixed_with_older_ones(
+    tmp_path: Path,
+) -> None:
+    """1. Measured on one executor. 2. On another, in two rows; not all were timed. 3. Nothing was."""
+    rows = [
+        profile("ab", 1, {0: 1.0, 1: 1.0, 2: 1.0}),
+        profile("ab", 1, {0: 7.0}, request=2),
+        profile("ab", 1, {2: 7.0}, request=2),
+        profile("ab", 4, {}, request=3),
+    ]
+    file = tmp_path / "rows.json"
+    file.write_text(json.dumps(rows))
+    table = read_costs(file)
+    assert dict(table.measured_s) == {(Digest("ab"), OpId(op)): 7e-6 for op in (0, 2)}
+    assert dict(table.measured_at) == {Digest("ab"): 1}
+
+
+def test_of_how_many_operators_of_the_plans_that_ran_costs_were_measured_is_said() -> None:
+    model = artifact_of("squeezenet")
+    bound, _ = _two_members(model)
+    size = len(model.graph.operators)
+    all_s = {(model.digest, OpId(op)): 1e-6 for op in range(size)}
+    some_s = {(model.digest, OpId(0)): 1e-6, (Digest("other"), OpId(1)): 1e-6}
+    told = [costs_text(CostTable(measured_s=known), [bound]) for known in ({}, some_s, all_s)]
+    assert told == ["costs estimated", f"costs measured of 1 of {size} operators", "costs measured"]
+
+
 def test_costs_are_read_from_telemetry_rows_as_0_1_0_wrote_them(tmp_path: Path) -> None:
     row = profile("ab", 1, {3: 6.0})
     file = tmp_path / "rows.json"
     file.write_text(json.dumps([{"at_us": 1, "kind": row["kind"], **row["values"]}]))
-    table, _ = read_costs(file)
+    table = read_costs(file)
     assert dict(table.measured_s) == {(Digest("ab"), OpId(3)): 6e-6}

@@ -307,6 +307,32 @@ def test_newcomer_that_crashes_while_it_loads_is_blamed_after_its_attempt_has_en
     assert not supervisor.condemned(plan("g").ref.digest)
 
 
+def test_plan_under_probation_is_loaded_again_after_an_engine_that_ended_at_a_measurement() -> None:
+    manager, _, _ = manager_under_probation()
+    note, start = manager.exited("signal 11", 2.0, measuring=True)
+    assert isinstance(note, JournalNote) and "as it measured" in note.text
+    assert start == StartEngine(0.0)
+    (load,) = manager.ready()
+    assert isinstance(load, LoadInEngine) and load.plan == plan("n")
+    manager.loaded(load.key)
+    manager.activated(load.key, 3.0)
+    assert manager.phase == "probation"
+
+
+def test_engines_that_end_at_measurements_condemn_no_plan() -> None:
+    supervisor = Supervisor(Random(0))
+    manager = manager_alone(supervisor)
+    manager.restore(plan("g"))
+    manager.checked(facts("g"))
+    for second in range(supervisor.max_crashes):
+        (load,) = manager.ready()
+        assert isinstance(load, LoadInEngine) and load.plan == plan("g")
+        manager.loaded(load.key)
+        manager.activated(load.key, float(second))
+        manager.exited("signal 11", float(second), measuring=True)
+    assert not supervisor.condemned(plan("g").ref.digest)
+
+
 def test_plans_that_were_refused_are_forgotten() -> None:
     manager = manager_alone(Supervisor(Random(0)))
     manager.ready()

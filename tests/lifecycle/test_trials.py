@@ -181,6 +181,19 @@ def test_control_that_crashes_under_three_trials_leaves_the_plan_undecided() -> 
     assert world.running == "g"
 
 
+def test_engine_that_ends_at_a_measurement_as_the_candidate_runs_ends_the_trial_without_a_verdict() -> None:
+    world = trial_world(5, BETTER)
+    push(world, "a", 1)
+    while world.running != "a":
+        world.step()
+    assert world.manager.runner is not None
+    world.engine_gone()
+    world.do(world.manager.exited("signal 9", world.now_s, measuring=True))
+    world.settle()
+    assert [row.verdict for row in world.rows] == ["abandoned", "commit"]
+    assert state(world) is DeviceState.COMMITTED
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_newer_plan_ends_a_trial_without_a_verdict(seed: int) -> None:
     rng = Random(seed)

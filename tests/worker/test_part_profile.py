@@ -62,7 +62,8 @@ def reports_of(artifact: Artifact, executor: str = "onnx", *, parts: int = 5) ->
     timing = TimingRequest(repeats=2, limit_s=LIMIT_S)
     request = Profile(1, artifact.digest, str(Path()), executor, timing, parts=parts)
     profiler.handlers[Profile](request, [])
-    profiler._jobs.get()()
+    _, job = profiler._jobs.get()
+    job()
     return told
 
 

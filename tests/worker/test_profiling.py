@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,8 @@ from stageloom.edge_agent.executor.base import StepResult
 from stageloom.edge_agent.executor.executors import _WHERE, Executors
 from stageloom.edge_agent.executor.null import NullExecutor
 from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
-from stageloom.edge_agent.worker import messages
+from stageloom.edge_agent.worker import messages, profiling
+from stageloom.edge_agent.worker.client import memory_file
 from stageloom.edge_agent.worker.messages import WorkerConfig
 from stageloom.edge_agent.worker.profiling import Profiler
 from stageloom.edge_agent.worker.resources import ArtifactTable
@@ -179,7 +181,7 @@ def test_only_a_load_that_says_that_the_plan_cannot_run_refuses_it(
 
 
 @failures
-def test_a_failure_that_may_pass_tells_nothing_of_a_model_as_a_whole(
+def test_a_failure_that_may_pass_tells_no_time_of_a_model_as_a_whole_and_the_answer_says_why(
     model: Artifact,
     monkeypatch: pytest.MonkeyPatch,
     executor: type[NullExecutor],
@@ -189,12 +191,44 @@ def test_a_failure_that_may_pass_tells_nothing_of_a_model_as_a_whole(
 ) -> None:
     """Where none is told the planner keeps the time that it has."""
     monkeypatch.setitem(_WHERE, "null", (__name__, executor.__name__, ""))
+    *whole, operators = operators_here(model)
+    assert [(one.time_us, reason in one.reason) for one in whole] == [(None, True)] * refused
+    assert (reason in operators.reason) is not refused
+
+
+def test_a_model_that_is_not_timed_as_a_whole_for_want_of_time_is_told_with_its_operators(
+    model: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiling, "_WHOLE_SHARE", 0.0)
+    (operators,) = operators_here(model)
+    assert len(operators.times) == len(model.graph.operators)
+    assert "as a whole is not timed: the time limit" in operators.reason
+    assert "ask with a larger one" in operators.reason
+
+
+def operators_here(model: Artifact) -> list[Any]:
+    """What is told of a model's operators, and before it of the whole, by a profiler in this process."""
     reports: list[messages.Report] = []
     profiler = Profiler(reports.append, lambda: None, Executors(), ArtifactTable(), lambda: True, 0)
     profiler._time_operators(messages.Profile(1, model.digest, str(model.path), "null"))
-    whole = [report for report in reports if isinstance(report, messages.WholeTime)]
-    assert [(one.time_us, reason in one.reason) for one in whole] == [(None, True)] * refused
     assert isinstance(reports[-1], messages.OperatorTimes), "the request is answered"
+    return reports
+
+
+def test_it_says_when_it_works_on_a_request_and_when_it_waits_for_a_moment(model: Artifact) -> None:
+    """1. It opens the model. 2. A task is served. 3. The work goes on, to its end."""
+    reports: list[messages.Report] = []
+    answers = iter([False])
+    profiler = Profiler(
+        reports.append, lambda: None, Executors(), ArtifactTable(), lambda: next(answers, True), 0
+    )
+    with memory_file(staged(model, "null").wire) as fd:
+        order = messages.ProfileStages(5, {model.digest: str(model.path)}, repeats=1)
+        profiler.handlers[messages.ProfileStages](order, [fd])
+    profiler._work_on(*profiler._jobs.get())
+    worked = [report.request for report in reports if isinstance(report, messages.Profiling)]
+    assert worked == [5, 0, 5, 0]
+    assert isinstance(reports[-2], messages.StageTimes) and reports[-2].last
 
 
 def profiled_here(
