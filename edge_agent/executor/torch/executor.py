@@ -123,7 +123,6 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
         self._first_use = threading.Lock()
         self._graphs = threading.Lock()  # between taking a graph to replay it and giving one up
         self._tf32: bool | None = None  # as the loaded plans want it
-        self._arithmetic = threading.Lock()  # between a change of that and of the process's setting
 
     # Plans and programs
 
@@ -136,9 +135,8 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
                 "plans with and without tf32 cannot be loaded at once: the setting is the process's",
                 remedy="unload the other plan first",
             )
-        with self._arithmetic:
-            self._tf32 = tf32
-            self._graphs_on.use_tf32(tf32)
+        self._tf32 = tf32
+        self._graphs_on.use_tf32(tf32)
 
     def _streams_per_lane(self, bound: BoundPlan) -> int:
         if self._options(bound).issue is IssueOrder.DEVICE:
@@ -451,14 +449,11 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
     def _lap_in_float32(self, launch: Callable[[], object], capturable: bool) -> float:
         """One run without TF32, after which the process has the setting of the plans that are loaded then.
 
-        Timing a model takes minutes, with pauses in which a plan serves and programs are built.
+        Timing a model takes minutes, with pauses in which a plan serves and programs are built, often by
+        another executor than this one.
         """
-        self._graphs_on.use_tf32(False)
-        try:
+        with self._graphs_on.without_tf32():
             return self._builder.lap(launch, capturable)
-        finally:
-            with self._arithmetic:
-                self._graphs_on.use_tf32(bool(self._tf32))
 
 
 def _alone_key(step: Step, member: StepMember) -> ProgramKey:

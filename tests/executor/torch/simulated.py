@@ -8,7 +8,7 @@ captured for anything else, to end a capture that has not joined, to replay grap
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -248,6 +248,9 @@ class SimulatedGraphDevice(SimulatedStreams):
 
     def use_tf32(self, on: bool) -> None:
         self.tf32 = on
+
+    def without_tf32(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def reserved_bytes(self) -> int:
         return self.captures << 20

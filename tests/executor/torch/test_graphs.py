@@ -19,7 +19,7 @@ from stageloom.edge_agent.executor.cuda.device import PREPARING, PROFILING
 from stageloom.edge_agent.executor.torch.builder import ProgramBuilder
 from stageloom.edge_agent.executor.torch.executor import TorchCudaExecutor
 from stageloom.edge_agent.lowering.batch import LoweredModel
-from stageloom.edge_agent.lowering.dtypes import allows_tf32, use_tf32
+from stageloom.edge_agent.lowering.dtypes import allows_tf32, use_tf32, without_tf32
 from stageloom.edge_agent.lowering.model import ModelLowering
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan
@@ -418,7 +418,8 @@ def _during_laps(
     executor: TorchCudaExecutor, monkeypatch: pytest.MonkeyPatch, happens: Callable[[], None]
 ) -> None:
     """Let the device have torch's own setting, and something happen while an operator is timed."""
-    monkeypatch.setattr(device_of(executor), "use_tf32", use_tf32)
+    for setting in (use_tf32, without_tf32):
+        monkeypatch.setattr(device_of(executor), setting.__name__, setting)
     lap = executor._builder.lap
 
     def noted(*arguments: Any) -> float:
@@ -468,6 +469,21 @@ def test_p8_operators_that_are_timed_leave_the_setting_of_the_plan_that_is_loade
     _during_laps(executor, monkeypatch, another_plan)
     executor.time_operators(model, TimingRequest(repeats=1), lambda: True)
     assert PlanKey(2) in executor._plans and not allows_tf32()
+
+
+@pytest.mark.usefixtures("tf32_as_before")
+def test_p8_an_executor_without_plans_that_times_operators_leaves_the_setting_of_the_one_that_serves(
+    executor: TorchCudaExecutor, model: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request for a profile has an executor of its own."""
+    profiling = simulated()
+    for each in (executor, profiling):
+        _during_laps(each, monkeypatch, lambda: None)
+    plan = plan_of([model], [()], [members(1)])
+    load(executor, replace(plan, executor=ExecutorOptions(precision="tf32")), [model])
+    profiling.time_operators(model, TimingRequest(repeats=1), lambda: True)
+    profiling.close()
+    assert allows_tf32()
 
 
 def test_threads_inside_an_operator_are_refused(executor: TorchCudaExecutor, model: Artifact) -> None:
