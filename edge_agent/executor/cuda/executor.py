@@ -210,6 +210,16 @@ class CudaExecutor(ABC, Generic[PlanT]):
                 remedy="unload another plan, or use fewer replicas or a smaller batch",
             )
 
+    def lost(self) -> bool:
+        """Whether the device refuses even an event: some errors end the process's CUDA context for good."""
+        try:
+            # No capture ever has that stream; to wait for the whole device during one is an error by itself.
+            self._on.synchronize(self._on.record(self._on.stream(MOVING)))
+        except Exception as error:  # the libraries raise many kinds
+            log.error("the device of executor %s does not answer: %s", self.name, one_line(error))
+            return True
+        return False
+
     def _await_moves(self) -> None:
         """Block until the copies of all moves so far have ended."""
         moved = self._launching(lambda: self._moved)

@@ -603,6 +603,26 @@ def test_an_instance_of_a_step_that_failed_on_the_device_is_lost(
     executor.drop(ONE)
 
 
+def test_a_device_that_refuses_everything_after_a_step_failed_is_lost_and_one_that_goes_on_is_not(
+    executor: TorchCudaExecutor, model: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = StepMaker(KEY, streamed(executor, model))
+    step = steps.step(0, {0: (ONE, 1)})
+    executor.prepare(step.program)
+    executor.issue(step, {ONE: [random_inputs(model.graph, 1)]})
+
+    def fail(event: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(executor._on, "synchronize", fail)
+        with pytest.raises(ExecutorError, match="illegal memory access"):
+            executor.wait(step.id)
+        assert executor.lost()
+    assert not executor.lost()
+    assert answer(executor, steps, model, 2)
+
+
 def test_programs_are_built_on_one_thread(executor: TorchCudaExecutor, model: Artifact) -> None:
     """P6: cudnn remembers what it found per thread."""
     bound = load(executor, plan_of([model], [halves(model)], [[Member(0, 0, b)] for b in (0, 1)]), [model])
