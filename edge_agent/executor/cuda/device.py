@@ -147,6 +147,9 @@ class GraphDevice(StreamDevice, Protocol):
     def reserved_bytes(self) -> int:
         """Bytes that this process has taken from the device."""
 
+    def give_back(self) -> None:
+        """Give what is taken and unused back, for which the device waits; to be `preparing` meanwhile."""
+
 
 class SessionDevice(StreamDevice, Protocol):
     """A device that sessions of onnxruntime run on, each on a stream of its own, bound to addresses."""

@@ -204,6 +204,10 @@ class CudaGraphDevice:
     def reserved_bytes(self) -> int:
         return torch.cuda.memory_reserved()
 
+    def give_back(self) -> None:
+        """To free memory while another thread captures may break that capture."""
+        torch.cuda.empty_cache()
+
     def free_bytes(self) -> int:
         free, _ = torch.cuda.mem_get_info()
         return free_device_bytes(free) + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()

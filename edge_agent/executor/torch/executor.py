@@ -313,12 +313,18 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
         self._used.discard(key)
         super().unload(key)
 
+    def drop_idle(self) -> None:
+        """Give the device back what torch keeps of plans that are not loaded; it waits for that (P14)."""
+        with self._graphs_on.preparing():
+            self._graphs_on.give_back()
+
     def close(self) -> None:
         """Free everything and end the building thread."""
         for key in list(self._ahead):
             self._leave_off(key)
         super().close()
         self._thread.shutdown()
+        self.drop_idle()  # nobody could ask for it any more
 
     # What a step runs
 

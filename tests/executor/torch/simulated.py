@@ -80,6 +80,7 @@ class SimulatedGraphDevice(SimulatedStreams):
         self.replays = 0
         self.most_ahead = 0  # replays that were issued and had not begun, at most
         self.tf32: bool | None = None
+        self.given_back = 0  # times
         self.capturers: set[int] = set()  # threads
         self._ignore_captured = ignore_captured
         self._captured_waits = 0
@@ -254,3 +255,7 @@ class SimulatedGraphDevice(SimulatedStreams):
 
     def reserved_bytes(self) -> int:
         return self.captures << 20
+
+    def give_back(self) -> None:
+        assert self._preparer.locked() and self._capturing is None, "memory is freed during a capture"
+        self.given_back += 1

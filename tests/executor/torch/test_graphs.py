@@ -195,6 +195,21 @@ def test_a_plan_that_does_not_fit_on_the_device_is_refused(
     assert executor.held_bytes == 0
 
 
+def test_memory_of_plans_that_are_gone_goes_back_to_the_device_when_room_is_wanted_and_at_the_end(
+    model: Artifact,
+) -> None:
+    """Not when a plan is unloaded: the device waits for that, and the next plan may take what there is."""
+    executor = simulated()
+    device = device_of(executor)
+    assert answer(executor, StepMaker(KEY, streamed(executor, model)), model, 1)
+    executor.unload(KEY)
+    assert device.given_back == 0
+    executor.drop_idle()
+    assert device.given_back == 1
+    executor.close()
+    assert device.given_back == 2
+
+
 def test_graphs_beyond_the_bound_are_given_up_and_their_launches_issued_one_by_one(
     model: Artifact, caplog: pytest.LogCaptureFixture
 ) -> None:
