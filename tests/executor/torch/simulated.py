@@ -7,7 +7,7 @@ captured for anything else, to end a capture that has not joined, to replay grap
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
@@ -255,6 +255,11 @@ class SimulatedGraphDevice(SimulatedStreams):
 
     def reserved_bytes(self) -> int:
         return self.captures << 20
+
+    def bytes_of(self, pools: Collection[object]) -> int:
+        """What these pools hold: each capture takes 1 MiB, which is free once no graph of its pool lives."""
+        live = [graph.pool for graph in self._graphs]
+        return sum(pool in pools and pool in live for pool in self._pools) << 20
 
     def give_back(self) -> None:
         assert self._preparer.locked() and self._capturing is None, "memory is freed during a capture"

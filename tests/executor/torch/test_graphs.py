@@ -214,7 +214,7 @@ def test_graphs_beyond_the_bound_are_given_up_and_their_launches_issued_one_by_o
     model: Artifact, caplog: pytest.LogCaptureFixture
 ) -> None:
     executor = TorchCudaExecutor(SimulatedGraphDevice(0), effort=QUICK, graph_bytes=1 << 20)
-    bound = load(executor, plan_of([model], [halves(model)], [[m] for m in members(2)]), [model])
+    bound = load(executor, plan_of([model], [halves(model)], [[m] for m in members(2)], lanes=2), [model])
     steps = StepMaker(KEY, bound)
     inputs = random_inputs(model.graph, 1)
     first, second = steps.step(0, {0: (ONE, 1)}), steps.step(1, {0: (ONE, 1)}, after=[])
@@ -229,6 +229,24 @@ def test_graphs_beyond_the_bound_are_given_up_and_their_launches_issued_one_by_o
     assert not wrong(model, inputs, executor.wait(second.id).outputs[ONE])
     executor.prepare(first.program)
     assert executor._built[first.program].graph is not None
+    executor.close()
+
+
+def test_graphs_that_share_a_pool_are_given_up_together_and_count_until_then(model: Artifact) -> None:
+    """1. Two programs of one lane share a pool. 2. Another plan's takes its room. 3. One comes back."""
+    executor = TorchCudaExecutor(SimulatedGraphDevice(0), effort=QUICK, graph_bytes=2 << 20)
+    shared, other = PlanKey(1), PlanKey(2)
+    halved = load(executor, plan_of([model], [halves(model)], [[m] for m in members(2)]), [model], shared)
+    whole = load(executor, plan_of([model], [()], [members(1)]), [model], other)
+    first, second = (StepMaker(shared, halved).step(block, {0: (ONE, 1)}).program for block in (0, 1))
+    third = StepMaker(other, whole).step(0, {0: (ONE, 1)}).program
+    pools, live = set(), []
+    for program in (first, second, third, first):
+        executor.prepare(program)
+        pools.add(executor._built[program].pool)
+        live.append([key for key, built in executor._built.items() if built.graph is not None])
+        assert executor._cache.nbytes == device_of(executor).bytes_of(pools)
+    assert live == [[first], [first, second], [third], [first, third]]
     executor.close()
 
 
@@ -331,7 +349,7 @@ def test_a_program_is_built_while_another_plan_whose_graph_it_displaces_is_unloa
     executor.prepare(steps[0].step(0, {0: (ONE, 1)}).program)
     put = executor._cache.put
 
-    def unloaded_meanwhile(*arguments: Any, **options: Any) -> list[ProgramKey]:
+    def unloaded_meanwhile(*arguments: Any, **options: Any) -> dict[ProgramKey, int]:
         given_up = put(*arguments, **options)
         thread = threading.Thread(target=executor.unload, args=(keys[0],))
         thread.start()
