@@ -199,11 +199,15 @@ class CudaExecutor(ABC, Generic[PlanT]):
         if any(bound.executor_of(*pair).intra_op_threads != 1 for pair in bound.run_by(self.name)):
             raise ExecutorError(f"{self.name} has no threads inside an operator", remedy="use 1")
 
+    def _free_bytes(self) -> int:
+        """Bytes of the device that a plan may take."""
+        return self._on.free_bytes()
+
     def _check_room(self, bound: BoundPlan) -> None:
         """Raises:
         BackendUnavailable: the device has too little memory.
         """
-        needed, free = self.stated_bytes(bound), self._on.free_bytes()
+        needed, free = self.stated_bytes(bound), self._free_bytes()
         if needed > free:
             raise BackendUnavailable(
                 f"the plan needs {needed >> 20} MiB of device memory, {free >> 20} MiB are free",

@@ -153,6 +153,10 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
         self._tf32 = tf32
         self._graphs_on.use_tf32(tf32)
 
+    def _free_bytes(self) -> int:
+        """Without what graphs hold: torch has it reserved and unallocated, but only for their own pools."""
+        return max(0, super()._free_bytes() - self._cache.nbytes)
+
     def _streams_per_lane(self, bound: BoundPlan) -> int:
         if self._options(bound).issue is IssueOrder.DEVICE:
             return streams_per_lane(bound.plan.lanes)

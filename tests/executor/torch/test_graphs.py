@@ -24,10 +24,10 @@ from stageloom.edge_agent.lowering.model import ModelLowering
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey
-from stageloom.shared.errors import ExecutorError
+from stageloom.shared.errors import BackendUnavailable, ExecutorError
 from stageloom.shared.launch_list import Barrier
 from stageloom.shared.plan import MAX_LANES, ExecutorOptions, IssueOrder, Member
-from tests.executor.contract.schedules import StepMaker, graph_of, plan_of, random_streams
+from tests.executor.contract.schedules import StepMaker, bound_of, graph_of, plan_of, random_streams
 from tests.executor.models import artifact_of, random_inputs
 from tests.executor.torch.conftest import QUICK, simulated
 from tests.executor.torch.simulated import SimulatedGraphDevice
@@ -193,6 +193,20 @@ def test_a_plan_that_does_not_fit_on_the_device_is_refused(
     with pytest.raises(ExecutorError, match="MiB of device memory"):
         streamed(executor, model)
     assert executor.held_bytes == 0
+
+
+def test_what_graphs_hold_is_no_room_for_another_plan(executor: TorchCudaExecutor, model: Artifact) -> None:
+    """torch tells it as free, since no tensor lies there between two replays."""
+    steps = StepMaker(KEY, streamed(executor, model))
+    executor.prepare(steps.step(0, {0: (ONE, 1)}).program)
+    plan, other = plan_of([model], [halves(model)], [members(2)]), PlanKey(2)
+    device, held = device_of(executor), executor._cache.nbytes
+    bound = bound_of(replace(plan, executor=ExecutorOptions(name="torch_cuda")), [model])
+    device.free_now = executor.stated_bytes(bound) + held - 1
+    with pytest.raises(BackendUnavailable, match="MiB of device memory"):
+        load(executor, plan, [model], other)
+    device.free_now += 1
+    load(executor, plan, [model], other)
 
 
 def test_memory_of_plans_that_are_gone_goes_back_to_the_device_when_room_is_wanted_and_at_the_end(
