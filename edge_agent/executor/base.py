@@ -326,6 +326,14 @@ class CopyRunner(Protocol):
         """
 
 
+@runtime_checkable
+class DeviceRunner(Protocol):
+    """What the engine asks beside of executors on a device that the process may lose."""
+
+    def lost(self) -> bool:
+        """Whether the device refuses whatever is asked of it; asked after a failure, on any thread."""
+
+
 class Executor(StepRunner, Protocol):
     """One backend inside the engine's process."""
 

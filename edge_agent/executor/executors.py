@@ -12,7 +12,14 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Final, cast
 
-from stageloom.edge_agent.executor.base import Executor, Rows, StepResult, StepRunner, lost_tensors
+from stageloom.edge_agent.executor.base import (
+    DeviceRunner,
+    Executor,
+    Rows,
+    StepResult,
+    StepRunner,
+    lost_tensors,
+)
 from stageloom.edge_agent.executor.host import HostExecutor
 from stageloom.edge_agent.executor.slot_store import SlotStore
 from stageloom.edge_agent.executor.threads import StepOrder
@@ -116,7 +123,7 @@ _MEMBERS: Final = tuple(
 
 
 class Executors:
-    """Satisfies `StepRunner` and `CopyRunner`: what comes is handed on by plan and block.
+    """Satisfies `StepRunner`, `CopyRunner` and `DeviceRunner`: what comes is handed on by plan and block.
 
     A failure is that executor's.
     """
@@ -259,6 +266,10 @@ class Executors:
         """Free what is kept for plans that are not loaded."""
         for executor in list(self._made.values()):
             executor.drop_idle()
+
+    def lost(self) -> bool:
+        """Whether the device of one of them is lost to this process."""
+        return any(isinstance(one, DeviceRunner) and one.lost() for one in list(self._made.values()))
 
     def close(self) -> None:
         with self._lock:

@@ -1,6 +1,9 @@
 """Element types between ONNX, numpy and torch, and the three precisions that a model can run in."""
 
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import Any
 
@@ -115,13 +118,39 @@ def tensor_from_proto(proto: onnx.TensorProto) -> torch.Tensor:
     return tensor_from_numpy(numpy_helper.to_array(proto))
 
 
+_tf32_changes = threading.Lock()
+_tf32_wanted = False  # by the last caller of `use_tf32`
+
+
 def use_tf32(on: bool) -> None:
     """Allow or forbid TF32 for products of float32 matrices and convolutions.
 
     The setting is process-wide: threads that run, measure or capture at once must agree on it. Inductor and
     users' code still read the older settings, and torch raises an error if those differ from the newer ones.
-    The older ones are set first, as they change some of the newer ones.
     """
+    global _tf32_wanted
+    with _tf32_changes:
+        _tf32_wanted = on
+        _set_tf32(on)
+
+
+@contextmanager
+def without_tf32() -> Iterator[None]:
+    """Forbid TF32 until the process has again what `use_tf32` was last told, by whatever thread.
+
+    What it is told inside holds from then on.
+    """
+    with _tf32_changes:
+        _set_tf32(False)
+    try:
+        yield
+    finally:
+        with _tf32_changes:
+            _set_tf32(_tf32_wanted)
+
+
+def _set_tf32(on: bool) -> None:
+    """Set the older settings first, as they change some of the newer ones."""
     backends: Any = torch.backends
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that they are the older ones

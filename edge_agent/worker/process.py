@@ -230,7 +230,9 @@ class EngineProcess:
             plan = decode_plan(wire)
             artifacts = {m.artifact: self._artifacts.use(key, m.artifact, paths) for m in plan.models}
             bound = bind(plan, {digest: artifact.graph for digest, artifact in artifacts.items()})
-            driver = self._driver or EngineRuntime(self._executors, on_released=self._released, commands=self)
+            driver = self._driver or EngineRuntime(
+                self._executors, on_released=self._released, on_lost=_end_without_device, commands=self
+            )
             try:
                 stated_bytes, free = self._admit(bound)
                 driver.load(key, bound, artifacts)
@@ -368,6 +370,12 @@ def traced(step: Step, result: StepResult, *, whole: bool) -> messages.StepTrace
 def _work(jobs: SimpleQueue[Callable[[], None]]) -> NoReturn:
     while True:
         jobs.get()()
+
+
+def _end_without_device(problem: str) -> NoReturn:
+    """The agent starts another process, which has the device anew, and counts the crash against the plan."""
+    log.critical("the device is lost to the engine process, which ends: %s", problem)
+    os._exit(_EXIT_BUG)
 
 
 class _TooLargeError(Exception):

@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec import structs
 
-from stageloom.edge_agent.executor.base import CopyRunner, Rows, StepResult, StepRunner, one_line
+from stageloom.edge_agent.executor.base import (
+    CopyRunner,
+    DeviceRunner,
+    Rows,
+    StepResult,
+    StepRunner,
+    one_line,
+)
 from stageloom.edge_agent.worker.accounting import StepCounter, WindowCounter
 from stageloom.edge_agent.worker.bells import Bell, CommandBell, LockBell
 from stageloom.edge_agent.worker.messages import StepStats, WindowMeasured
@@ -98,7 +105,8 @@ class _LaneQueue:
 class EngineRuntime:
     """The engine core with an executor, running.
 
-    `on_released` is told about plans that were freed, on the preparing thread. Public methods may be called
+    `on_released` is told about plans that were freed, on the preparing thread, and `on_lost` of a failure
+    after which the executor's device is found lost, before the tasks hear of it. Public methods may be called
     from any thread; callbacks must be short.
     """
 
@@ -107,6 +115,7 @@ class EngineRuntime:
         executor: StepRunner,
         *,
         on_released: Callable[[PlanKey], None] = lambda key: None,
+        on_lost: Callable[[str], None] = lambda problem: None,
         commands: Commands | None = None,
         clock: Callable[[], float] = time.monotonic,
         history: DurationHistory | None = None,
@@ -120,6 +129,7 @@ class EngineRuntime:
         self._traces_beside = False
         self._tally = StepCounter()
         self._on_released = on_released
+        self._on_lost = on_lost
         self._commands = commands
         self._clock = clock
         self._core = EngineCore(history=history, bus=bus)
@@ -505,7 +515,7 @@ class EngineRuntime:
                 if problem is None:
                     self._finish_step(step)
                 else:
-                    self._step_ended(step, None, problem)
+                    self._step_failed(step, problem)
             with self._lock:
                 if lane.pending:
                     continue
@@ -525,7 +535,7 @@ class EngineRuntime:
         try:
             result = self.executor.wait(step.id)
         except Exception as error:  # a backend's; the tasks fail and the engine goes on
-            self._step_ended(step, None, _one_line(error))
+            self._step_failed(step, _one_line(error))
             return
         observer, recorder = self.on_step, self._tasks.recorder
         if observer is not None:
@@ -535,6 +545,15 @@ class EngineRuntime:
         if result.outputs:
             self._deliver(step, result)
         self._step_ended(step, result, None)
+
+    def _step_failed(self, step: Step, problem: str) -> None:
+        self._ask_device(problem)
+        self._step_ended(step, None, problem)
+
+    def _ask_device(self, problem: str) -> None:
+        """After a failure of the executor's: on a lost device all that follows would fail, too."""
+        if isinstance(self.executor, DeviceRunner) and self.executor.lost():
+            self._on_lost(problem)
 
     def _deliver(self, step: Step, result: StepResult) -> None:
         """Write outputs with the lock released; a task that ends meanwhile is answered after the writing."""
@@ -601,7 +620,9 @@ class EngineRuntime:
             try:
                 self.executor.prepare(program)
             except Exception as error:  # a backend's; its members go on running one after another
-                log.warning("program of combined block %d: %s", program.combined, _one_line(error))
+                problem = _one_line(error)
+                log.warning("program of combined block %d: %s", program.combined, problem)
+                self._ask_device(problem)
                 report = self._core.program_failed
         with self._prepared:
             now = self._clock()
@@ -614,8 +635,14 @@ class EngineRuntime:
         with self._lock:
             self._plans.pop(key, None)
             self._unprepared.pop(key, None)
-        self.executor.unload(key)
-        self._on_released(key)
+        try:
+            self.executor.unload(key)
+        except Exception as error:  # a backend's; other plans serve on
+            problem = _one_line(error)
+            log.error("plan %d is not freed as a whole: %s", key, problem)
+            self._ask_device(problem)
+        finally:
+            self._on_released(key)
 
 
 def _named(name: str, target: Callable[..., None], *arguments: object) -> None:

@@ -80,6 +80,17 @@ def run(executors: Executors, number: int, plan: PlanKey) -> None:
     executors.wait(StepId(number))
 
 
+def test_a_device_is_lost_where_one_executor_says_so_and_others_need_have_none(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executors = Executors(made)
+    executors.load(ONE, plan_on("a"), {})
+    executors.load(OTHER, plan_on("b"), {})
+    assert not executors.lost()
+    monkeypatch.setattr(made.all[1], "lost", lambda: True, raising=False)
+    assert executors.lost()
+
+
 def test_each_step_runs_on_the_executor_that_its_plan_names(made: Made) -> None:
     executors = Executors(made)
     executors.load(ONE, plan_on("a"), {})

@@ -141,8 +141,14 @@ class GraphDevice(StreamDevice, Protocol):
     def use_tf32(self, on: bool) -> None:
         """Whether products of float32 matrices and convolutions may use TF32; for the whole process."""
 
+    def without_tf32(self) -> AbstractContextManager[None]:
+        """While inside, they may not; then as `use_tf32` was last told by any executor of the process."""
+
     def reserved_bytes(self) -> int:
         """Bytes that this process has taken from the device."""
+
+    def give_back(self) -> None:
+        """Give what is taken and unused back, for which the device waits; to be `preparing` meanwhile."""
 
 
 class SessionDevice(StreamDevice, Protocol):

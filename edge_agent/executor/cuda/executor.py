@@ -199,16 +199,30 @@ class CudaExecutor(ABC, Generic[PlanT]):
         if any(bound.executor_of(*pair).intra_op_threads != 1 for pair in bound.run_by(self.name)):
             raise ExecutorError(f"{self.name} has no threads inside an operator", remedy="use 1")
 
+    def _free_bytes(self) -> int:
+        """Bytes of the device that a plan may take."""
+        return self._on.free_bytes()
+
     def _check_room(self, bound: BoundPlan) -> None:
         """Raises:
         BackendUnavailable: the device has too little memory.
         """
-        needed, free = self.stated_bytes(bound), self._on.free_bytes()
+        needed, free = self.stated_bytes(bound), self._free_bytes()
         if needed > free:
             raise BackendUnavailable(
                 f"the plan needs {needed >> 20} MiB of device memory, {free >> 20} MiB are free",
                 remedy="unload another plan, or use fewer replicas or a smaller batch",
             )
+
+    def lost(self) -> bool:
+        """Whether the device refuses even an event: some errors end the process's CUDA context for good."""
+        try:
+            # No capture ever has that stream; to wait for the whole device during one is an error by itself.
+            self._on.synchronize(self._on.record(self._on.stream(MOVING)))
+        except Exception as error:  # the libraries raise many kinds
+            log.error("the device of executor %s does not answer: %s", self.name, one_line(error))
+            return True
+        return False
 
     def _await_moves(self) -> None:
         """Block until the copies of all moves so far have ended."""

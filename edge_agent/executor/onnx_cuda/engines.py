@@ -85,9 +85,13 @@ class BlockEngines:
         """Whether engines can be built here in that precision."""
         return bool(self._device.engine_builder) and precision in TOLERANCE
 
+    def may_win(self, key: SessionKey) -> bool:
+        """Whether an engine is built for the session, and has not lost; asked on any thread."""
+        return self.builds(key.precision) and self._won.get(key) is not False
+
     def faster(self, key: SessionKey, plain: OnnxSession, source: ModelParts) -> OnnxSession | None:
         """An engine for the session if it wins; what has lost once is not built again."""
-        if not self.builds(key.precision) or self._won.get(key) is False:
+        if not self.may_win(key):
             return None
         name, count = source.artifact.graph.name, len(key.ops)
         try:

@@ -386,11 +386,11 @@ class OnnxCudaExecutor(CudaExecutor[_Loaded]):
         return {key: self._weigh(key, graphs[key.artifact]) for key in recipes.keys}
 
     def _engine_bytes(self, recipes: PlanRecipes) -> dict[SessionKey, int]:
-        """What engines may take beside the plain sessions, which stay for fallbacks."""
+        """What engines that may win take beside the plain sessions, which stay for fallbacks."""
         return {
             key: size + ENGINE_WORKSPACE_BYTES
             for key, size in self._session_bytes(recipes).items()
-            if key in recipes.blocks and self._chooser.builds(key.precision)
+            if key in recipes.blocks and self._chooser.may_win(key)
         }
 
 

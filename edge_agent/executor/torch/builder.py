@@ -64,7 +64,7 @@ class BuiltProgram:
     program: TorchProgram
     graph: Graph | None = None
     pool: Pool | None = None  # that the graph is in
-    nbytes: int = 0
+    nbytes: int = 0  # by which the pool grew when it was captured
     in_turn: bool = False  # on one stream, as that was measured to be faster
     traced: tuple[Graph, Marks] | None = None
     trace_wanted: bool = False

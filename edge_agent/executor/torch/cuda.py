@@ -46,7 +46,7 @@ from stageloom.edge_agent.executor.cuda.device import (
 from stageloom.edge_agent.executor.cuda.streams import CONNECTIONS, MAX_GROUP_STREAMS, MAX_STREAMS
 from stageloom.edge_agent.executor.cuda.unified_memory import free_device_bytes
 from stageloom.edge_agent.lowering.convolve import searching
-from stageloom.edge_agent.lowering.dtypes import use_tf32
+from stageloom.edge_agent.lowering.dtypes import use_tf32, without_tf32
 from stageloom.shared.errors import BackendUnavailable
 
 _SLEEP_PROBE_CYCLES = 10_000_000
@@ -198,8 +198,15 @@ class CudaGraphDevice:
     def use_tf32(self, on: bool) -> None:
         use_tf32(on)
 
+    def without_tf32(self) -> AbstractContextManager[None]:
+        return without_tf32()
+
     def reserved_bytes(self) -> int:
         return torch.cuda.memory_reserved()
+
+    def give_back(self) -> None:
+        """To free memory while another thread captures may break that capture."""
+        torch.cuda.empty_cache()
 
     def free_bytes(self) -> int:
         free, _ = torch.cuda.mem_get_info()

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
@@ -32,57 +32,71 @@ from stageloom.shared.plan import IssueOrder, Member
 log = logging.getLogger(__name__)
 
 GRAPH_BYTES = 1 << 30
-"""What captured graphs may take together before the longest unused are given up."""
+"""What pools of captured graphs may take together before the longest unused are given up."""
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
 
 class GraphCache(Generic[K]):
-    """Sizes by key, in order of use; it holds no graph itself. Thread-safe."""
+    """Graphs by key and the sizes of their pools, in order of use; it holds no graph itself. Thread-safe.
+
+    Graphs of one pool share its memory, which is free once the last of them is gone. So it counts until then,
+    and a pool is given up as a whole.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self._lock = threading.RLock()  # one thread builds, others run
-        self._sizes: OrderedDict[K, int] = OrderedDict()
-        self._total = 0
+        self._keys: OrderedDict[Pool, set[K]] = OrderedDict()
+        self._sizes: Counter[Pool] = Counter()
 
     @property
     def nbytes(self) -> int:
         """Bytes of all that is kept."""
-        return self._total
+        with self._lock:
+            return self._sizes.total()
 
-    def put(self, key: K, nbytes: int, *, wanted: bool = True) -> list[K]:
-        """Keep one; the keys to give up for it, longest unused first.
+    def put(self, pool: Pool, key: K, grown: int, *, wanted: bool = True) -> dict[K, int]:
+        """Keep a graph by which its pool has grown; those to give up for it, with the bytes of their pools.
 
-        One that is wanted now counts as the last used and stays even if it is larger than the limit. Another
+        The pool of one that is wanted now counts as the last used and stays even if it is larger than the
+        limit; those that were unused longest go. Another one goes itself where there is no room, and its pool
         is the first to go.
         """
         with self._lock:
-            self.drop(key)
-            self._sizes[key] = nbytes
-            self._sizes.move_to_end(key, last=wanted)
-            self._total += nbytes
-            given_up = []
-            while self._total > self.limit_bytes and len(self._sizes) > 1:
-                oldest, size = self._sizes.popitem(last=False)
-                self._total -= size
-                given_up.append(oldest)
+            if wanted or pool not in self._keys:
+                self._keys.setdefault(pool, set())
+                self._keys.move_to_end(pool, last=wanted)
+            self._keys[pool].add(key)
+            self._sizes[pool] += grown
+            given_up: dict[K, int] = {}
+            if not wanted and self.nbytes > self.limit_bytes:
+                given_up[key] = self._sizes[pool]
+                self.drop(pool, key)
+            while wanted and self.nbytes > self.limit_bytes and len(self._keys) > 1:
+                oldest, keys = self._keys.popitem(last=False)
+                given_up |= dict.fromkeys(keys, self._sizes.pop(oldest))
         return given_up
 
-    def has_room(self, nbytes: int) -> bool:
-        """Nothing has to be given up for so much more."""
+    def has_room(self, pool: Pool, nbytes: int) -> bool:
+        """Nothing has to be given up for the pool to have so many bytes."""
         with self._lock:
-            return self._total + nbytes <= self.limit_bytes
+            more = max(0, nbytes - self._sizes[pool])
+            return self._sizes.total() + more <= self.limit_bytes
 
-    def touch(self, key: K) -> None:
+    def touch(self, pool: Pool) -> None:
         with self._lock:
-            if key in self._sizes:
-                self._sizes.move_to_end(key)
+            if pool in self._keys:
+                self._keys.move_to_end(pool)
 
-    def drop(self, key: K) -> None:
+    def drop(self, pool: Pool, key: K) -> None:
         with self._lock:
-            self._total -= self._sizes.pop(key, 0)
+            keys = self._keys.get(pool, set())
+            keys.discard(key)
+            if not keys:
+                self._keys.pop(pool, None)
+                self._sizes.pop(pool, None)
 
 
 class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
@@ -114,7 +128,8 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
         self._builder = ProgramBuilder(device, self.choices, effort)
         self._cache: GraphCache[ProgramKey] = GraphCache(graph_bytes)
         self._built: dict[ProgramKey, BuiltProgram] = {}
-        self._given_up: set[ProgramKey] = set()  # whose graph is to be captured again, once
+        # Whose graph is to be captured again, once, where its pool may have so many bytes.
+        self._given_up: dict[ProgramKey, int] = {}
         self._pools: dict[tuple[PlanKey, int], Pool] = {}
         self._ahead: dict[PlanKey, deque[ProgramKey]] = {}  # still to be built, that nobody has asked for
         self._building: dict[PlanKey, Future[None]] = {}  # the latest of those
@@ -123,7 +138,6 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
         self._first_use = threading.Lock()
         self._graphs = threading.Lock()  # between taking a graph to replay it and giving one up
         self._tf32: bool | None = None  # as the loaded plans want it
-        self._arithmetic = threading.Lock()  # between a change of that and of the process's setting
 
     # Plans and programs
 
@@ -136,9 +150,12 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
                 "plans with and without tf32 cannot be loaded at once: the setting is the process's",
                 remedy="unload the other plan first",
             )
-        with self._arithmetic:
-            self._tf32 = tf32
-            self._graphs_on.use_tf32(tf32)
+        self._tf32 = tf32
+        self._graphs_on.use_tf32(tf32)
+
+    def _free_bytes(self) -> int:
+        """Without what graphs hold: torch has it reserved and unallocated, but only for their own pools."""
+        return max(0, super()._free_bytes() - self._cache.nbytes)
 
     def _streams_per_lane(self, bound: BoundPlan) -> int:
         if self._options(bound).issue is IssueOrder.DEVICE:
@@ -178,13 +195,16 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
             if self._ahead.get(key):
                 self._building[key] = self._thread.submit(self._build_next, key)
 
-    def _capture_again(self, step: Step, program: ProgramKey, built: BuiltProgram) -> None:
+    def _capture_again(self, step: Step, program: ProgramKey) -> None:
         """Where a graph was given up and there is room for it now, build it behind what is built ahead.
 
         The engine has prepared the program and does not do so again: other plans' graphs, of one that was
         profiled for a while, must not slow down one that serves for as long as it is loaded.
         """
-        if program not in self._given_up or not self._serves(step) or not self._cache.has_room(built.nbytes):
+        needed = self._given_up.get(program)
+        if needed is None or not self._serves(step):
+            return
+        if not self._cache.has_room(self._pools.get(self._place(program)), needed):
             return
         with self._ahead_lock:
             programs = self._ahead.setdefault(program.plan, deque())
@@ -200,7 +220,7 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
             if not programs:  # the plan is unloaded
                 return
             program = programs.popleft()
-        self._given_up.discard(program)
+        self._given_up.pop(program, None)
         try:
             with self._graphs_on.preparing():
                 self._prepare(program, wanted=False)
@@ -261,12 +281,12 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
         self._built[key] = built
         if built.graph is None:
             return
-        for other in self._cache.put(key, built.nbytes, wanted=wanted):
+        for other, pool_bytes in self._cache.put(built.pool, key, built.nbytes, wanted=wanted).items():
             found = self._built.get(other)
             if found is None:  # its plan is being unloaded, on another thread
                 continue
             self._give_up(found)
-            self._given_up.add(other)
+            self._given_up[other] = pool_bytes
             self._forget_empty_pool(found.pool)
             log.warning("the graph of combined block %d, mask %d, is given up", other.combined, other.mask)
 
@@ -307,13 +327,19 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
         self._leave_off(key)
         self._await_moves()
         for program in [program for program in list(self._built) if program.plan == key]:
-            self._cache.drop(program)
-            self._give_up(self._built.pop(program))
-            self._given_up.discard(program)
+            built = self._built.pop(program)
+            self._cache.drop(built.pool, program)
+            self._give_up(built)
+            self._given_up.pop(program, None)
         for place in [place for place in list(self._pools) if place[0] == key]:
             self._pools.pop(place, None)
         self._used.discard(key)
         super().unload(key)
+
+    def drop_idle(self) -> None:
+        """Give the device back what torch keeps of plans that are not loaded; it waits for that (P14)."""
+        with self._graphs_on.preparing():
+            self._graphs_on.give_back()
 
     def close(self) -> None:
         """Free everything and end the building thread."""
@@ -321,6 +347,7 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
             self._leave_off(key)
         super().close()
         self._thread.shutdown()
+        self.drop_idle()  # nobody could ask for it any more
 
     # What a step runs
 
@@ -360,9 +387,9 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
             self._run_alone(issued, program, streams)
             return
         built = self._built[issued.step.program]
-        self._cache.touch(issued.step.program)
+        self._cache.touch(built.pool)
         if built.given_up:
-            self._capture_again(issued.step, issued.step.program, built)
+            self._capture_again(issued.step, issued.step.program)
         if self.tracing:
             built.trace_wanted = True
         if self.pause is not None:  # built where programs are, so that cudnn finds the kernels of the graph
@@ -382,11 +409,11 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
             self._build_ahead(plan)
         built = self._built.get(key)
         if built is not None and built.given_up:
-            self._capture_again(issued.step, key, built)
+            self._capture_again(issued.step, key)
         if built is None or built.program is not program:
             issue_program(program, self._on, streams)
             return
-        self._cache.touch(key)
+        self._cache.touch(built.pool)
         if not self._replay(issued, built, streams[0], tracing=False):
             issue_program(program, self._on, streams)
 
@@ -451,14 +478,11 @@ class TorchCudaExecutor(TorchPlans, CudaExecutor[LoadedPlan]):
     def _lap_in_float32(self, launch: Callable[[], object], capturable: bool) -> float:
         """One run without TF32, after which the process has the setting of the plans that are loaded then.
 
-        Timing a model takes minutes, with pauses in which a plan serves and programs are built.
+        Timing a model takes minutes, with pauses in which a plan serves and programs are built, often by
+        another executor than this one.
         """
-        self._graphs_on.use_tf32(False)
-        try:
+        with self._graphs_on.without_tf32():
             return self._builder.lap(launch, capturable)
-        finally:
-            with self._arithmetic:
-                self._graphs_on.use_tf32(bool(self._tf32))
 
 
 def _alone_key(step: Step, member: StepMember) -> ProgramKey:

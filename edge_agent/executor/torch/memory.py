@@ -168,36 +168,47 @@ def tensors_of(recipe: TorchRecipe, memory: BufferSource) -> Mapping[MemberTenso
     """
     arena = memory.arena(recipe)
     made: dict[MemberTensor, Tensor] = {}
-
-    def tensor(value: MemberTensor) -> Tensor:
-        if value not in made:
-            made[value] = place(value)
-        return made[value]
-
-    def place(value: MemberTensor) -> Tensor:
-        if value.role is not BufferRole.INNER:
-            return memory.border(recipe, value)
-        spec = recipe.lowered[value.position].specs[value.tensor]
-        within = recipe.layout.slices.get(value)
-        if within is not None:
-            return tensor(within.of).narrow(within.axis, within.start, spec.shape[within.axis])
-        form = form_of(spec)
-        start = recipe.layout.offsets[value]
-        flat = arena[start : start + form.nbytes].view(spec.dtype)
-        return flat.as_strided(form.shape, form.strides)
-
     for call, unit in zip(recipe.calls, recipe.kernels, strict=True):
         if call.kind is CallKind.VIEW:
             assert unit is not None
-            source = tensor(call.reads[0])
+            source = _placed(call.reads[0], recipe, memory, arena, made)
             for value, view in zip(call.makes, unit.run([source]), strict=True):
                 if view.untyped_storage().data_ptr() != source.untyped_storage().data_ptr():
                     raise ExecutorError(f"operator {unit.ops[0]} copies, though it was lowered as a view")
                 made[value] = view
             continue
         for value in (*call.reads, *call.makes):
-            tensor(value)
+            _placed(value, recipe, memory, arena, made)
     return made
+
+
+def _placed(
+    value: MemberTensor,
+    recipe: TorchRecipe,
+    memory: BufferSource,
+    arena: Tensor,
+    made: dict[MemberTensor, Tensor],
+) -> Tensor:
+    """The value's tensor, in `made` from now on.
+
+    Not a function within `tensors_of`: one that calls itself refers to itself, and would keep the memory of
+    plans that are gone until Python looks for such circles.
+    """
+    if value in made:
+        return made[value]
+    if value.role is not BufferRole.INNER:
+        made[value] = memory.border(recipe, value)
+        return made[value]
+    spec = recipe.lowered[value.position].specs[value.tensor]
+    within = recipe.layout.slices.get(value)
+    if within is not None:
+        whole = _placed(within.of, recipe, memory, arena, made)
+        made[value] = whole.narrow(within.axis, within.start, spec.shape[within.axis])
+    else:
+        form, start = form_of(spec), recipe.layout.offsets[value]
+        flat = arena[start : start + form.nbytes].view(spec.dtype)
+        made[value] = flat.as_strided(form.shape, form.strides)
+    return made[value]
 
 
 @dataclass(frozen=True)

@@ -223,6 +223,18 @@ def test_what_engines_may_take_is_stated_before_and_counted_while_the_plan_is_lo
     without.close()
 
 
+def test_an_engine_that_has_lost_is_neither_held_nor_stated_again(
+    executor: OnnxCudaExecutor, model: Artifact, timed: Callable[[float, float], None]
+) -> None:
+    bound, without = bound_of(blocks(model), [model]), OnnxCudaExecutor(SimulatedSessionDevice())
+    plain_bytes = without.stated_bytes(bound)
+    timed(2.0, 1.0)
+    assert executor.stated_bytes(bound) > plain_bytes
+    assert _answers(executor, blocks(model), model)
+    assert executor.held_bytes == executor.stated_bytes(bound, alone=True) == plain_bytes
+    without.close()
+
+
 def test_engines_of_two_versions_or_batches_lie_in_folders_of_their_own(
     executor: OnnxCudaExecutor,
     device: SimulatedSessionDevice,

@@ -7,8 +7,8 @@ captured for anything else, to end a capture that has not joined, to replay grap
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -80,6 +80,7 @@ class SimulatedGraphDevice(SimulatedStreams):
         self.replays = 0
         self.most_ahead = 0  # replays that were issued and had not begun, at most
         self.tf32: bool | None = None
+        self.given_back = 0  # times
         self.capturers: set[int] = set()  # threads
         self._ignore_captured = ignore_captured
         self._captured_waits = 0
@@ -249,5 +250,17 @@ class SimulatedGraphDevice(SimulatedStreams):
     def use_tf32(self, on: bool) -> None:
         self.tf32 = on
 
+    def without_tf32(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def reserved_bytes(self) -> int:
         return self.captures << 20
+
+    def bytes_of(self, pools: Collection[object]) -> int:
+        """What these pools hold: each capture takes 1 MiB, which is free once no graph of its pool lives."""
+        live = [graph.pool for graph in self._graphs]
+        return sum(pool in pools and pool in live for pool in self._pools) << 20
+
+    def give_back(self) -> None:
+        assert self._preparer.locked() and self._capturing is None, "memory is freed during a capture"
+        self.given_back += 1

@@ -1,8 +1,10 @@
 """What is special to executors with static buffers: slots, staging, moves, lanes, run-ahead, memory."""
 
+import gc
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -331,6 +333,28 @@ def test_half_precision_states_half_of_what_float32_weights_take() -> None:
     )
     assert whole == sum(operator.weight_bytes for operator in model.graph.operators)
     assert half == whole / 2
+
+
+def test_memory_of_an_unloaded_plan_is_free_before_python_looks_for_garbage(executor: TorchExecutor) -> None:
+    """Which it may do minutes later, while another plan is refused for want of that memory."""
+    model = artifact_of("squeezenet")
+
+    def left() -> list[object]:
+        steps = StepMaker(KEY, load(executor, plan_of([model], [()], [members(1)]), [model]))
+        run(executor, steps.step(0, {0: (ONE, 1)}), {ONE: [random_inputs(model.graph, 1)]})
+        plan = executor._plans[KEY]
+        held = [weakref.ref(one) for one in (*plan.buffers._arenas, plan.lowering(0).weights)]
+        del plan
+        executor.unload(KEY)
+        return [one() for one in held if one() is not None]
+
+    left()  # with its first model torch imports more of itself, and remembers who made it do so
+    gc.collect()
+    gc.disable()
+    try:
+        assert left() == []
+    finally:
+        gc.enable()
 
 
 def test_plans_share_weights(executor: TorchExecutor) -> None:

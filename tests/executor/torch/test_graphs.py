@@ -19,15 +19,15 @@ from stageloom.edge_agent.executor.cuda.device import PREPARING, PROFILING
 from stageloom.edge_agent.executor.torch.builder import ProgramBuilder
 from stageloom.edge_agent.executor.torch.executor import TorchCudaExecutor
 from stageloom.edge_agent.lowering.batch import LoweredModel
-from stageloom.edge_agent.lowering.dtypes import allows_tf32, use_tf32
+from stageloom.edge_agent.lowering.dtypes import allows_tf32, use_tf32, without_tf32
 from stageloom.edge_agent.lowering.model import ModelLowering
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey
-from stageloom.shared.errors import ExecutorError
+from stageloom.shared.errors import BackendUnavailable, ExecutorError
 from stageloom.shared.launch_list import Barrier
 from stageloom.shared.plan import MAX_LANES, ExecutorOptions, IssueOrder, Member
-from tests.executor.contract.schedules import StepMaker, graph_of, plan_of, random_streams
+from tests.executor.contract.schedules import StepMaker, bound_of, graph_of, plan_of, random_streams
 from tests.executor.models import artifact_of, random_inputs
 from tests.executor.torch.conftest import QUICK, simulated
 from tests.executor.torch.simulated import SimulatedGraphDevice
@@ -195,11 +195,40 @@ def test_a_plan_that_does_not_fit_on_the_device_is_refused(
     assert executor.held_bytes == 0
 
 
+def test_what_graphs_hold_is_no_room_for_another_plan(executor: TorchCudaExecutor, model: Artifact) -> None:
+    """torch tells it as free, since no tensor lies there between two replays."""
+    steps = StepMaker(KEY, streamed(executor, model))
+    executor.prepare(steps.step(0, {0: (ONE, 1)}).program)
+    plan, other = plan_of([model], [halves(model)], [members(2)]), PlanKey(2)
+    device, held = device_of(executor), executor._cache.nbytes
+    bound = bound_of(replace(plan, executor=ExecutorOptions(name="torch_cuda")), [model])
+    device.free_now = executor.stated_bytes(bound) + held - 1
+    with pytest.raises(BackendUnavailable, match="MiB of device memory"):
+        load(executor, plan, [model], other)
+    device.free_now += 1
+    load(executor, plan, [model], other)
+
+
+def test_memory_of_plans_that_are_gone_goes_back_to_the_device_when_room_is_wanted_and_at_the_end(
+    model: Artifact,
+) -> None:
+    """Not when a plan is unloaded: the device waits for that, and the next plan may take what there is."""
+    executor = simulated()
+    device = device_of(executor)
+    assert answer(executor, StepMaker(KEY, streamed(executor, model)), model, 1)
+    executor.unload(KEY)
+    assert device.given_back == 0
+    executor.drop_idle()
+    assert device.given_back == 1
+    executor.close()
+    assert device.given_back == 2
+
+
 def test_graphs_beyond_the_bound_are_given_up_and_their_launches_issued_one_by_one(
     model: Artifact, caplog: pytest.LogCaptureFixture
 ) -> None:
     executor = TorchCudaExecutor(SimulatedGraphDevice(0), effort=QUICK, graph_bytes=1 << 20)
-    bound = load(executor, plan_of([model], [halves(model)], [[m] for m in members(2)]), [model])
+    bound = load(executor, plan_of([model], [halves(model)], [[m] for m in members(2)], lanes=2), [model])
     steps = StepMaker(KEY, bound)
     inputs = random_inputs(model.graph, 1)
     first, second = steps.step(0, {0: (ONE, 1)}), steps.step(1, {0: (ONE, 1)}, after=[])
@@ -214,6 +243,24 @@ def test_graphs_beyond_the_bound_are_given_up_and_their_launches_issued_one_by_o
     assert not wrong(model, inputs, executor.wait(second.id).outputs[ONE])
     executor.prepare(first.program)
     assert executor._built[first.program].graph is not None
+    executor.close()
+
+
+def test_graphs_that_share_a_pool_are_given_up_together_and_count_until_then(model: Artifact) -> None:
+    """1. Two programs of one lane share a pool. 2. Another plan's takes its room. 3. One comes back."""
+    executor = TorchCudaExecutor(SimulatedGraphDevice(0), effort=QUICK, graph_bytes=2 << 20)
+    shared, other = PlanKey(1), PlanKey(2)
+    halved = load(executor, plan_of([model], [halves(model)], [[m] for m in members(2)]), [model], shared)
+    whole = load(executor, plan_of([model], [()], [members(1)]), [model], other)
+    first, second = (StepMaker(shared, halved).step(block, {0: (ONE, 1)}).program for block in (0, 1))
+    third = StepMaker(other, whole).step(0, {0: (ONE, 1)}).program
+    pools, live = set(), []
+    for program in (first, second, third, first):
+        executor.prepare(program)
+        pools.add(executor._built[program].pool)
+        live.append([key for key, built in executor._built.items() if built.graph is not None])
+        assert executor._cache.nbytes == device_of(executor).bytes_of(pools)
+    assert live == [[first], [first, second], [third], [first, third]]
     executor.close()
 
 
@@ -316,7 +363,7 @@ def test_a_program_is_built_while_another_plan_whose_graph_it_displaces_is_unloa
     executor.prepare(steps[0].step(0, {0: (ONE, 1)}).program)
     put = executor._cache.put
 
-    def unloaded_meanwhile(*arguments: Any, **options: Any) -> list[ProgramKey]:
+    def unloaded_meanwhile(*arguments: Any, **options: Any) -> dict[ProgramKey, int]:
         given_up = put(*arguments, **options)
         thread = threading.Thread(target=executor.unload, args=(keys[0],))
         thread.start()
@@ -418,7 +465,8 @@ def _during_laps(
     executor: TorchCudaExecutor, monkeypatch: pytest.MonkeyPatch, happens: Callable[[], None]
 ) -> None:
     """Let the device have torch's own setting, and something happen while an operator is timed."""
-    monkeypatch.setattr(device_of(executor), "use_tf32", use_tf32)
+    for setting in (use_tf32, without_tf32):
+        monkeypatch.setattr(device_of(executor), setting.__name__, setting)
     lap = executor._builder.lap
 
     def noted(*arguments: Any) -> float:
@@ -468,6 +516,21 @@ def test_p8_operators_that_are_timed_leave_the_setting_of_the_plan_that_is_loade
     _during_laps(executor, monkeypatch, another_plan)
     executor.time_operators(model, TimingRequest(repeats=1), lambda: True)
     assert PlanKey(2) in executor._plans and not allows_tf32()
+
+
+@pytest.mark.usefixtures("tf32_as_before")
+def test_p8_an_executor_without_plans_that_times_operators_leaves_the_setting_of_the_one_that_serves(
+    executor: TorchCudaExecutor, model: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request for a profile has an executor of its own."""
+    profiling = simulated()
+    for each in (executor, profiling):
+        _during_laps(each, monkeypatch, lambda: None)
+    plan = plan_of([model], [()], [members(1)])
+    load(executor, replace(plan, executor=ExecutorOptions(precision="tf32")), [model])
+    profiling.time_operators(model, TimingRequest(repeats=1), lambda: True)
+    profiling.close()
+    assert allows_tf32()
 
 
 def test_threads_inside_an_operator_are_refused(executor: TorchCudaExecutor, model: Artifact) -> None:
@@ -585,6 +648,26 @@ def test_an_instance_of_a_step_that_failed_on_the_device_is_lost(
     with pytest.raises(ExecutorError, match="lost its tensors"):
         executor.wait(second.id)
     executor.drop(ONE)
+
+
+def test_a_device_that_refuses_everything_after_a_step_failed_is_lost_and_one_that_goes_on_is_not(
+    executor: TorchCudaExecutor, model: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = StepMaker(KEY, streamed(executor, model))
+    step = steps.step(0, {0: (ONE, 1)})
+    executor.prepare(step.program)
+    executor.issue(step, {ONE: [random_inputs(model.graph, 1)]})
+
+    def fail(event: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(executor._on, "synchronize", fail)
+        with pytest.raises(ExecutorError, match="illegal memory access"):
+            executor.wait(step.id)
+        assert executor.lost()
+    assert not executor.lost()
+    assert answer(executor, steps, model, 2)
 
 
 def test_programs_are_built_on_one_thread(executor: TorchCudaExecutor, model: Artifact) -> None:

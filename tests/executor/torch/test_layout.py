@@ -106,26 +106,42 @@ def test_branches_written_into_one_result_keep_it_alive_from_the_first_on() -> N
     assert found.nbytes == 4 * K
 
 
-def test_graphs_are_kept_by_use_and_bounded_by_bytes() -> None:
+def test_pools_of_graphs_are_kept_by_use_and_bounded_by_bytes() -> None:
     cache: GraphCache[str] = GraphCache(10)
-    assert cache.put("a", 4) == cache.put("b", 4) == []
-    cache.touch("a")
-    assert cache.put("c", 4) == ["b"]
-    assert cache.put("d", 20) == ["a", "c"], "the newcomer stays, however large"
+    assert cache.put("A", "a", 4) == cache.put("B", "b", 4) == {}
+    cache.touch("A")
+    assert cache.put("C", "c", 4) == {"b": 4}
+    assert cache.put("D", "d", 20) == {"a": 4, "c": 4}, "the newcomer stays, however large"
     assert cache.nbytes == 20
-    cache.drop("d")
-    cache.drop("d")
+    cache.drop("D", "d")
+    cache.drop("D", "d")
     assert cache.nbytes == 0
+
+
+def test_a_pool_counts_until_its_last_graph_is_gone_and_is_given_up_as_a_whole() -> None:
+    cache: GraphCache[str] = GraphCache(10)
+    cache.put("A", "a", 6)
+    cache.put("A", "b", 0)
+    cache.drop("A", "a")
+    assert cache.nbytes == 6
+    assert cache.has_room("A", 10) and not cache.has_room("B", 5)
+    cache.put("A", "c", 1)
+    assert cache.put("B", "d", 4) == {"b": 7, "c": 7}
+    assert cache.put("B", "e", 7, wanted=False) == {"e": 11}, "what nobody has asked for gives way"
+    assert cache.nbytes == 11, "its pool has grown all the same"
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_the_bound_holds_whatever_comes(seed: int) -> None:
     rng = random.Random(seed)
     cache: GraphCache[int] = GraphCache(100)
-    held: dict[int, int] = {}
-    for _ in range(200):
-        key, size = rng.randrange(20), rng.randint(1, 60)
-        held[key] = size
-        for gone in cache.put(key, size):
-            del held[gone]
-        assert sum(held.values()) == cache.nbytes <= 100
+    held: dict[int, tuple[int, set[int]]] = {}
+    for key in range(200):
+        pool, grown = rng.randrange(20), rng.randint(0, 60)
+        size, keys = held.get(pool, (0, set()))
+        held[pool] = size + grown, keys | {key}
+        given_up = cache.put(pool, key, grown)
+        held = {pool: of for pool, of in held.items() if not of[1] <= given_up.keys()}
+        assert not any(keys & given_up.keys() for _, keys in held.values())
+        assert cache.nbytes == sum(size for size, _ in held.values())
+        assert cache.nbytes <= 100 or len(held) == 1
