@@ -175,6 +175,7 @@ def run_child(
             }
         )
     )
+    before_s = sum(os.times()[2:4])  # processor time of children that have ended
     with (scratch / "stderr.txt").open("wb") as stderr:
         child = subprocess.Popen(
             module_command("stageloom.shared.importer.child", str(request.absolute())),
@@ -194,7 +195,7 @@ def run_child(
             f"importing {path.name} took longer than {limits.wall_s:g} s",
             remedy=how_to_raise("wall_s", limits),
         )
-    return _outcome(child.returncode, scratch, path, limits)
+    return _outcome(child.returncode, sum(os.times()[2:4]) - before_s, scratch, path, limits)
 
 
 def _environment() -> dict[str, str]:
@@ -243,13 +244,13 @@ def _kill_group(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
-def _outcome(code: int, scratch: Path, path: Path, limits: ImportLimits) -> dict[str, Any]:
+def _outcome(code: int, cpu_s: float, scratch: Path, path: Path, limits: ImportLimits) -> dict[str, Any]:
     try:
         outcome = json.loads((scratch / RESULT_NAME).read_text())
     except (OSError, ValueError):
         if STORAGE_EXIT < code < 2 * STORAGE_EXIT:
             raise OSError(code - STORAGE_EXIT, os.strerror(code - STORAGE_EXIT)) from None
-        raise _died(code, scratch, path, limits) from None
+        raise _died(code, cpu_s, scratch, path, limits) from None
     if "unpinned" in outcome:
         raise UnpinnedShape([OpenInput(*fields) for fields in outcome["unpinned"]])
     if "error" in outcome:
@@ -272,12 +273,16 @@ def speaks_of_memory(text: str) -> bool:
     return any(sign in text.lower() for sign in _OUT_OF_MEMORY)
 
 
-def _died(code: int, scratch: Path, path: Path, limits: ImportLimits) -> ModelError:
+def _died(code: int, cpu_s: float, scratch: Path, path: Path, limits: ImportLimits) -> ModelError:
     tail = " ".join((scratch / "stderr.txt").read_text(errors="replace").split())[-_TAIL_CHARS:]
-    if -code in (signal.SIGXCPU, signal.SIGKILL):
-        held, remedy = _exceeded("cpu_s", limits)
+    held, remedy = _exceeded("cpu_s", limits)
+    # At a hard limit the kernel kills, too. It counts ticks: a sixth or so more than the time that it tells.
+    if -code == signal.SIGXCPU or (-code == signal.SIGKILL and 2 * cpu_s > held):
+        return ModelError(f"importing {path.name} used more than {held} s of processor time", remedy=remedy)
+    if -code == signal.SIGKILL:
         return ModelError(
-            f"importing {path.name} used more than {held} s of processor time, or was killed", remedy=remedy
+            f"importing {path.name} was killed, most likely for want of memory",
+            remedy="free some, or import it on a larger machine, such as the planner's",
         )
     if speaks_of_memory(tail):
         return _out_of_memory(path, limits)

@@ -14,7 +14,9 @@ from benchmarks import zoo
 from stageloom.shared.artifact import open_artifact
 from stageloom.shared.errors import ModelError
 from stageloom.shared.graph import graph_problem
+from stageloom.shared.importer import process
 from stageloom.shared.importer.api import artifact_path, import_model, inspect_model
+from stageloom.shared.importer.process import ImportLimits
 from stageloom.shared.importer.report import ImportReport, report_rows
 from stageloom.shared.importer.subgraph import ModelSource
 from tests.importer.conftest import LIGHT, Imported
@@ -356,3 +358,24 @@ def test_importing_the_api_loads_neither_onnx_nor_onnxruntime() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("ending", "said"),
+    [
+        ("import os; os.kill(os.getpid(), 9)", "was killed, most likely for want of memory; free some, or"),
+        (
+            "import resource\nresource.setrlimit(resource.RLIMIT_CPU, (2, 2))\nwhile True: pass",
+            "used more than 2 s of processor time; set STAGELOOM_IMPORT_LIMITS=cpu_s=4 ",
+        ),
+    ],
+    ids=["memory", "processor time"],
+)
+def test_a_kill_is_put_down_to_processor_time_only_where_that_was_used(
+    ending: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel kills for want of memory, and at a hard limit on processor time, by the same signal."""
+    monkeypatch.setattr(process, "module_command", lambda *_: [sys.executable, "-c", ending])
+    (tmp_path / "m.onnx").write_bytes(b"unread")
+    with pytest.raises(ModelError, match=f"importing m.onnx {said}"):
+        import_model(tmp_path / "m.onnx", shapes={}, out_dir=tmp_path / "out", limits=ImportLimits(cpu_s=2))
