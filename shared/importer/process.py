@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stageloom import shared
-from stageloom.shared.errors import ExecutorError, ModelError, OpenInput, SettingError, UnpinnedShape
+from stageloom.shared.errors import ExecutorError, ModelError, NotNow, OpenInput, SettingError, UnpinnedShape
 from stageloom.shared.module_command import module_command
 
 _MAX_PROGRESS_CHARS = 1 << 16
@@ -118,18 +118,18 @@ def require_model_file(path: Path, limits: ImportLimits) -> None:
     """Check the file before a child process is started; no library is needed.
 
     Raises:
-        ModelError: it is not a readable regular file, it is empty, or it is too large.
+        ModelError: it is empty or too large; `NotNow` if it is no readable regular file at present.
     """
     try:
         status = path.stat()
         readable = os.access(path, os.R_OK)
     except (OSError, ValueError) as error:
-        raise ModelError(
+        raise NotNow(
             f"cannot read {path}: {getattr(error, 'strerror', None) or error}",
             remedy="give the path of an ONNX file",
         ) from error
     if not stat.S_ISREG(status.st_mode) or not readable:
-        raise ModelError(f"{path} is not a readable file", remedy="give the path of an ONNX file")
+        raise NotNow(f"{path} is not a readable file", remedy="give the path of an ONNX file")
     if status.st_size == 0:
         raise ModelError(f"{path.name} is empty", remedy="export or copy the model again")
     if status.st_size > limits.file_bytes:
@@ -154,7 +154,7 @@ def run_child(
     With `inputs_only` the child reads the file and reports its inputs, nothing more.
 
     Raises:
-        ModelError: the child refused the model, crashed, or exceeded a limit.
+        ModelError: the child refused the model, crashed or exceeded a limit; `NotNow` if that may pass.
         ExecutorError: a package that importing needs is not installed.
         OSError: the child could not write to `scratch`.
     """
@@ -191,7 +191,7 @@ def run_child(
     finally:
         _kill_group(child)
     if timed_out:
-        raise ModelError(
+        raise NotNow(
             f"importing {path.name} took longer than {limits.wall_s:g} s",
             remedy=how_to_raise("wall_s", limits),
         )
@@ -254,10 +254,10 @@ def _outcome(code: int, cpu_s: float, scratch: Path, path: Path, limits: ImportL
     if "unpinned" in outcome:
         raise UnpinnedShape([OpenInput(*fields) for fields in outcome["unpinned"]])
     if "error" in outcome:
-        cause, remedy = outcome["error"]
+        cause, remedy, may_pass = outcome["error"]
         if speaks_of_memory(cause):
             raise _out_of_memory(path, limits, cause)
-        raise ModelError(cause, remedy=remedy)
+        raise (NotNow if may_pass else ModelError)(cause, remedy=remedy)
     if "missing" in outcome:
         raise ModuleNotFoundError(f"No module named {outcome['missing']!r}", name=outcome["missing"])
     if "exhausted" in outcome or speaks_of_memory(outcome.get("crashed", "")):
@@ -280,7 +280,7 @@ def _died(code: int, cpu_s: float, scratch: Path, path: Path, limits: ImportLimi
     if -code == signal.SIGXCPU or (-code == signal.SIGKILL and 2 * cpu_s > held):
         return ModelError(f"importing {path.name} used more than {held} s of processor time", remedy=remedy)
     if -code == signal.SIGKILL:
-        return ModelError(
+        return NotNow(
             f"importing {path.name} was killed, most likely for want of memory",
             remedy="free some, or import it on a larger machine, such as the planner's",
         )

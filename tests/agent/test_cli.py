@@ -71,7 +71,7 @@ def _command(*arguments: str, home: Path) -> "subprocess.CompletedProcess[str]":
     [
         (["status"], 4, "no agent answers at .*start one with `stageloom-agent run`"),
         (["run"], 2, "joined no planner.*stageloom-agent join TOKEN"),
-        (["run", "--model", "absent.onnx"], 2, "cannot read absent.onnx"),
+        (["run", "--model", "absent.onnx"], 4, "cannot read absent.onnx: .*; give the path of an ONNX file"),
         (["run", "--shape", "x=1x3"], 2, "--shape is given without --model"),
         (
             ["run", "--model", "a.onnx", "--shape", "x=1xthree"],
