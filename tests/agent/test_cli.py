@@ -54,6 +54,7 @@ from stageloom.shared.keyfile import read_keys, write_keys
 from stageloom.shared.token import Endpoints, JoinToken, format_token
 from tests.agent.command import agent_command
 from tests.agent.process import AgentProcess
+from tests.architecture.sources import ROOT
 
 
 def _command(*arguments: str, home: Path) -> "subprocess.CompletedProcess[str]":
@@ -288,6 +289,8 @@ def test_readable_key_keeps_the_agent_offline_and_is_named(tmp_path: Path) -> No
         status = agent.until(lambda status: status.engine.up, "it starts all the same")
         assert status.link.state == "not_joined"
         assert "mode 0644" in status.link.detail
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    assert f'| status: link `{status.link.state}`, "the key file ... has mode 0644 ..." |' in page
 
 
 def test_damaged_membership_does_not_stop_the_agent(tmp_path: Path) -> None:
