@@ -71,7 +71,7 @@ $(VENV)/.full: $(VENV)/.installed
 test-full: $(VENV)/.full ## Everything: full-size models and long scenarios
 	$(BIN)/python -m pytest -n auto --dist loadfile --hypothesis-profile=default -m 'not gpu'
 
-test-gpu: ## What needs a CUDA device; PYTHON has torch, onnx, onnxruntime, msgspec, msgpack and pytest
+test-gpu: ## What needs a CUDA device; PYTHON has torch, onnx, onnxruntime, msgspec, msgpack, pytest, pytest-timeout and hypothesis
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu $(GPU_TESTS)
 
 lint: setup

@@ -25,7 +25,7 @@ from stageloom.edge_agent.parts import LifecycleFactory
 from stageloom.edge_agent.service import Agent
 from stageloom.edge_agent.serving.settings import check_settings
 from stageloom.edge_agent.store import ArtifactStore, HomeLock, StateFile
-from stageloom.shared.errors import ExitCode, SettingError, StageloomError
+from stageloom.shared.errors import ExitCode, NotNow, SettingError, StageloomError
 from stageloom.shared.session_nice import leads_session, make_session_nice
 from stageloom.shared.systemd.notify import manager_of
 from stageloom.shared.version import __version__
@@ -58,7 +58,7 @@ def main() -> int:
         return run_agent(config)
     except StageloomError as error:
         sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
+        return ExitCode.UNAVAILABLE if isinstance(error, NotNow) else error.exit_code  # 2 ends a service
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
 

@@ -3,7 +3,8 @@
 StageloomError
  |- InputError                 what a person or a file gave us; exit code 2
  |   |- ModelError             an ONNX file that cannot be imported (path, reason)
- |   |   `- UnpinnedShape      dimensions without a number (inputs, each with an example)
+ |   |   |- UnpinnedShape      dimensions without a number (inputs, each with an example)
+ |   |   `- NotNow             no file to read, or an import that was ended; `stageloom-agent run` ends with 4
  |   |- NotFoundError          something is named that does not exist
  |   |- SettingError           an unreadable setting (name, reason)
  |   |- ExtensionError         what another distribution adds, which does not load or work
@@ -39,7 +40,7 @@ class ExitCode(IntEnum):
     FAILED = 1  # the command ran and its answer is "no": a comparison differs, a check fails
     USAGE = 2  # wrong arguments or an input that cannot be used
     CANNOT_FAIL = 3  # `verify`: the comparison could not have failed, so it proves nothing
-    UNAVAILABLE = 4  # the planner or the agent does not answer
+    UNAVAILABLE = 4  # the planner or the agent does not answer, or an agent cannot start yet
     STORAGE = 5  # disk full, no permission, a broken database or state file
     BACKEND = 6  # an executor is missing or does not run
     DENIED = 7  # the other side refused: token, key, revoked device
@@ -77,6 +78,10 @@ class InputError(StageloomError):
 
 class ModelError(InputError):
     """An ONNX file that cannot be imported; nothing of it was kept."""
+
+
+class NotNow(ModelError):
+    """There is no file to read at present, or its import was ended: the same may work later."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from stageloom.shared.errors import ModelError, UnpinnedShape
+from stageloom.shared.errors import ModelError, NotNow, UnpinnedShape
 from stageloom.shared.importer.process import RESULT_NAME, STORAGE_EXIT, ImportLimits, within_host
 
 
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
             ]
         }
     except ModelError as error:
-        outcome = {"error": [error.cause, error.remedy]}
+        outcome = {"error": [error.cause, error.remedy, isinstance(error, NotNow)]}
     except MemoryError:
         outcome = {"exhausted": True}
     except OSError as error:

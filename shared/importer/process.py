@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stageloom import shared
-from stageloom.shared.errors import ExecutorError, ModelError, OpenInput, SettingError, UnpinnedShape
+from stageloom.shared.errors import ExecutorError, ModelError, NotNow, OpenInput, SettingError, UnpinnedShape
 from stageloom.shared.module_command import module_command
 
 _MAX_PROGRESS_CHARS = 1 << 16
@@ -118,18 +118,18 @@ def require_model_file(path: Path, limits: ImportLimits) -> None:
     """Check the file before a child process is started; no library is needed.
 
     Raises:
-        ModelError: it is not a readable regular file, it is empty, or it is too large.
+        ModelError: it is empty or too large; `NotNow` if it is no readable regular file at present.
     """
     try:
         status = path.stat()
         readable = os.access(path, os.R_OK)
     except (OSError, ValueError) as error:
-        raise ModelError(
+        raise NotNow(
             f"cannot read {path}: {getattr(error, 'strerror', None) or error}",
             remedy="give the path of an ONNX file",
         ) from error
     if not stat.S_ISREG(status.st_mode) or not readable:
-        raise ModelError(f"{path} is not a readable file", remedy="give the path of an ONNX file")
+        raise NotNow(f"{path} is not a readable file", remedy="give the path of an ONNX file")
     if status.st_size == 0:
         raise ModelError(f"{path.name} is empty", remedy="export or copy the model again")
     if status.st_size > limits.file_bytes:
@@ -154,7 +154,7 @@ def run_child(
     With `inputs_only` the child reads the file and reports its inputs, nothing more.
 
     Raises:
-        ModelError: the child refused the model, crashed, or exceeded a limit.
+        ModelError: the child refused the model, crashed or exceeded a limit; `NotNow` if that may pass.
         ExecutorError: a package that importing needs is not installed.
         OSError: the child could not write to `scratch`.
     """
@@ -175,6 +175,7 @@ def run_child(
             }
         )
     )
+    before_s = sum(os.times()[2:4])  # processor time of children that have ended
     with (scratch / "stderr.txt").open("wb") as stderr:
         child = subprocess.Popen(
             module_command("stageloom.shared.importer.child", str(request.absolute())),
@@ -190,11 +191,11 @@ def run_child(
     finally:
         _kill_group(child)
     if timed_out:
-        raise ModelError(
+        raise NotNow(
             f"importing {path.name} took longer than {limits.wall_s:g} s",
             remedy=how_to_raise("wall_s", limits),
         )
-    return _outcome(child.returncode, scratch, path, limits)
+    return _outcome(child.returncode, sum(os.times()[2:4]) - before_s, scratch, path, limits)
 
 
 def _environment() -> dict[str, str]:
@@ -243,20 +244,20 @@ def _kill_group(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
-def _outcome(code: int, scratch: Path, path: Path, limits: ImportLimits) -> dict[str, Any]:
+def _outcome(code: int, cpu_s: float, scratch: Path, path: Path, limits: ImportLimits) -> dict[str, Any]:
     try:
         outcome = json.loads((scratch / RESULT_NAME).read_text())
     except (OSError, ValueError):
         if STORAGE_EXIT < code < 2 * STORAGE_EXIT:
             raise OSError(code - STORAGE_EXIT, os.strerror(code - STORAGE_EXIT)) from None
-        raise _died(code, scratch, path, limits) from None
+        raise _died(code, cpu_s, scratch, path, limits) from None
     if "unpinned" in outcome:
         raise UnpinnedShape([OpenInput(*fields) for fields in outcome["unpinned"]])
     if "error" in outcome:
-        cause, remedy = outcome["error"]
+        cause, remedy, may_pass = outcome["error"]
         if speaks_of_memory(cause):
             raise _out_of_memory(path, limits, cause)
-        raise ModelError(cause, remedy=remedy)
+        raise (NotNow if may_pass else ModelError)(cause, remedy=remedy)
     if "missing" in outcome:
         raise ModuleNotFoundError(f"No module named {outcome['missing']!r}", name=outcome["missing"])
     if "exhausted" in outcome or speaks_of_memory(outcome.get("crashed", "")):
@@ -272,12 +273,16 @@ def speaks_of_memory(text: str) -> bool:
     return any(sign in text.lower() for sign in _OUT_OF_MEMORY)
 
 
-def _died(code: int, scratch: Path, path: Path, limits: ImportLimits) -> ModelError:
+def _died(code: int, cpu_s: float, scratch: Path, path: Path, limits: ImportLimits) -> ModelError:
     tail = " ".join((scratch / "stderr.txt").read_text(errors="replace").split())[-_TAIL_CHARS:]
-    if -code in (signal.SIGXCPU, signal.SIGKILL):
-        held, remedy = _exceeded("cpu_s", limits)
-        return ModelError(
-            f"importing {path.name} used more than {held} s of processor time, or was killed", remedy=remedy
+    held, remedy = _exceeded("cpu_s", limits)
+    # At a hard limit the kernel kills, too. It counts ticks: a sixth or so more than the time that it tells.
+    if -code == signal.SIGXCPU or (-code == signal.SIGKILL and 2 * cpu_s > held):
+        return ModelError(f"importing {path.name} used more than {held} s of processor time", remedy=remedy)
+    if -code == signal.SIGKILL:
+        return NotNow(
+            f"importing {path.name} was killed, most likely for want of memory",
+            remedy="free some, or import it on a larger machine, such as the planner's",
         )
     if speaks_of_memory(tail):
         return _out_of_memory(path, limits)

@@ -15,7 +15,7 @@ import onnx
 from google.protobuf.message import DecodeError as ProtobufDecodeError
 from onnx import AttributeProto, TensorProto
 
-from stageloom.shared.errors import ModelError
+from stageloom.shared.errors import ModelError, NotNow
 from stageloom.shared.importer.nodes import nodes_within, tensors_in
 from stageloom.shared.importer.process import OF_ONE_PROTOBUF, ImportLimits, require_model_file
 
@@ -26,13 +26,13 @@ def read_model(path: Path, limits: ImportLimits) -> onnx.ModelProto:
     """Parse the file and embed its external data.
 
     Raises:
-        ModelError: it cannot be read, is no ONNX model, or its external data breaks the rules above.
+        ModelError: it is no ONNX model, or its external data breaks the rules; `NotNow` if it cannot be read.
     """
     require_model_file(path, limits)
     try:
         return _read(path, limits)
     except OSError as error:  # otherwise it would be taken for one of the folder that is written
-        raise ModelError(
+        raise NotNow(
             f"cannot read {path.name} with its external data: {error.strerror or error}",
             remedy="see that this account may read them, and that their disk works",
         ) from error

@@ -54,6 +54,7 @@ from stageloom.shared.keyfile import read_keys, write_keys
 from stageloom.shared.token import Endpoints, JoinToken, format_token
 from tests.agent.command import agent_command
 from tests.agent.process import AgentProcess
+from tests.architecture.sources import ROOT
 
 
 def _command(*arguments: str, home: Path) -> "subprocess.CompletedProcess[str]":
@@ -71,7 +72,7 @@ def _command(*arguments: str, home: Path) -> "subprocess.CompletedProcess[str]":
     [
         (["status"], 4, "no agent answers at .*start one with `stageloom-agent run`"),
         (["run"], 2, "joined no planner.*stageloom-agent join TOKEN"),
-        (["run", "--model", "absent.onnx"], 2, "cannot read absent.onnx"),
+        (["run", "--model", "absent.onnx"], 4, "cannot read absent.onnx: .*; give the path of an ONNX file"),
         (["run", "--shape", "x=1x3"], 2, "--shape is given without --model"),
         (
             ["run", "--model", "a.onnx", "--shape", "x=1xthree"],
@@ -288,6 +289,8 @@ def test_readable_key_keeps_the_agent_offline_and_is_named(tmp_path: Path) -> No
         status = agent.until(lambda status: status.engine.up, "it starts all the same")
         assert status.link.state == "not_joined"
         assert "mode 0644" in status.link.detail
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    assert f'| status: link `{status.link.state}`, "the key file ... has mode 0644 ..." |' in page
 
 
 def test_damaged_membership_does_not_stop_the_agent(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """The recipes that run the tests, with a pytest that only ends as it is told."""
 
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,3 +27,12 @@ def test_failed_tests_alone_are_tried_again(tmp_path: Path, target: str, code: i
     lines = calls.read_text().splitlines()
     assert [("--last-failed" in line) for line in lines] == [False, True][:runs]
     assert (ended.returncode == 0) is (code in (0, 1))
+
+
+def test_the_target_for_a_gpu_names_what_every_test_run_needs() -> None:
+    """Its machine has no environment of ours: whoever sets it up goes by this line."""
+    conftest = (ROOT / "tests" / "conftest.py").read_text(encoding="utf-8")
+    imported = {*re.findall(r"^(?:from|import) (\w+)", conftest, re.MULTILINE)} - sys.stdlib_module_names
+    (target,) = re.findall("^test-gpu:.*", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    needed = imported | {"pytest-timeout"}  # else pytest refuses the setting `timeout` of pyproject.toml
+    assert {"pytest", "hypothesis"} < needed <= {*re.findall("[a-z-]+", target)}

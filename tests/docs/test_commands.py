@@ -10,8 +10,9 @@ import pytest
 from typer.main import get_command
 
 from stageloom.edge_agent.cli.app import app as agent
+from stageloom.planner.cli.app import _RENAMED
 from stageloom.planner.cli.app import app as planner
-from stageloom.planner.cli.settings import take_options
+from stageloom.planner.cli.settings import _HERE, take_options
 
 _ROOT = Path(__file__).parents[2]
 _PAGES = sorted([_ROOT / "README.md", *(_ROOT / "docs").rglob("*.md"), *(_ROOT / "examples").rglob("*.md")])
@@ -101,3 +102,9 @@ def test_a_command_line_that_does_not_exist_is_found() -> None:
 def test_commands_of_another_account_are_looked_at() -> None:
     (words,) = command_lines("As `sudo -u stageloom /opt/bin/stageloom-agent status --home\n/x` says.")
     assert words == ["stageloom-agent", "status", "--home", "/x"]
+
+
+def test_the_page_on_planners_elsewhere_lists_the_commands_that_are_about_this_machine() -> None:
+    page = (_ROOT / "docs" / "remote.md").read_text(encoding="utf-8")
+    (listed,) = re.findall(r"about this machine\s\((.*?)\), which refuse `--planner`", page, re.DOTALL)
+    assert {*_INLINE.findall(listed)} == {" ".join(words) for words in _HERE if words not in _RENAMED}

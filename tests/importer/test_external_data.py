@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from stageloom.shared.errors import ModelError
+from stageloom.shared.errors import ModelError, NotNow
 from stageloom.shared.importer.api import import_model
 from stageloom.shared.importer.process import ImportLimits
 from stageloom.shared.importer.source import read_model
@@ -123,10 +123,18 @@ def test_a_disk_that_fails_while_a_model_is_read_is_told_of_the_model(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(place, call, fails)
-    with pytest.raises(
-        ModelError, match=r"cannot read model\.onnx with its external data: Input/output error"
-    ):
+    with pytest.raises(NotNow, match=r"cannot read model\.onnx with its external data: Input/output error"):
         read_model(path, LIMITS)
+
+
+_UNREAD = Path("/sys/class/net/lo/speed")
+"""A regular file with a size, of which the kernel refuses every read: no loop has a speed."""
+
+
+@pytest.mark.skipif(not _UNREAD.exists(), reason="looks for a file in /sys")
+def test_a_file_that_its_disk_does_not_give_now_may_be_imported_later(tmp_path: Path) -> None:
+    with pytest.raises(NotNow, match="cannot read speed with its external data: Invalid argument"):
+        import_model(_UNREAD, shapes={}, out_dir=tmp_path / "out")
 
 
 def test_external_data_counts_against_the_size_limit(folder: Path) -> None:

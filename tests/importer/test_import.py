@@ -12,9 +12,11 @@ from onnx import TensorProto, helper
 
 from benchmarks import zoo
 from stageloom.shared.artifact import open_artifact
-from stageloom.shared.errors import ModelError
+from stageloom.shared.errors import ModelError, NotNow
 from stageloom.shared.graph import graph_problem
+from stageloom.shared.importer import process
 from stageloom.shared.importer.api import artifact_path, import_model, inspect_model
+from stageloom.shared.importer.process import ImportLimits
 from stageloom.shared.importer.report import ImportReport, report_rows
 from stageloom.shared.importer.subgraph import ModelSource
 from tests.importer.conftest import LIGHT, Imported
@@ -356,3 +358,39 @@ def test_importing_the_api_loads_neither_onnx_nor_onnxruntime() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("ending", "kind", "said"),
+    [
+        (
+            "import os; os.kill(os.getpid(), 9)",
+            NotNow,
+            "was killed, most likely for want of memory; free some, or",
+        ),
+        (
+            "import resource\nresource.setrlimit(resource.RLIMIT_CPU, (2, 2))\nwhile True: pass",
+            ModelError,
+            "used more than 2 s of processor time; set STAGELOOM_IMPORT_LIMITS=cpu_s=4 ",
+        ),
+    ],
+    ids=["memory", "processor time"],
+)
+def test_a_kill_is_put_down_to_processor_time_only_where_that_was_used(
+    ending: str, kind: type[ModelError], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel kills for want of memory, and at a hard limit on processor time, by the same signal."""
+    monkeypatch.setattr(process, "module_command", lambda *_: [sys.executable, "-c", ending])
+    (tmp_path / "m.onnx").write_bytes(b"unread")
+    with pytest.raises(ModelError, match=f"importing m.onnx {said}") as caught:
+        import_model(tmp_path / "m.onnx", shapes={}, out_dir=tmp_path / "out", limits=ImportLimits(cpu_s=2))
+    assert type(caught.value) is kind
+
+
+def test_an_import_that_took_too_long_may_succeed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "module_command", lambda *_: [sys.executable, "-c", "input()"])
+    (tmp_path / "m.onnx").write_bytes(b"unread")
+    with pytest.raises(NotNow, match="took longer than 0 s; set STAGELOOM_IMPORT_LIMITS=wall_s="):
+        import_model(tmp_path / "m.onnx", shapes={}, out_dir=tmp_path / "out", limits=ImportLimits(wall_s=0))

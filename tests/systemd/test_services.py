@@ -1,5 +1,6 @@
 """Both services as real processes, started by a manager that listens."""
 
+import re
 import signal
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from stageloom.edge_agent.config import ModelFile
 from stageloom.edge_agent.run import BESIDE_IMPORT_S
 from tests.agent.models import import_tiny, plan_for, write_state, write_tiny
 from tests.agent.process import AgentProcess
+from tests.architecture.sources import ROOT
 from tests.e2e.fleet import Device, Fleet
 from tests.planner.processes import PlannerProcess
 from tests.systemd.manager import Manager
@@ -73,6 +75,21 @@ def test_agent_that_imports_its_models_asks_for_the_time_of_each_before_it(
     }
     allowed = str(round((900 + BESIDE_IMPORT_S) * 1e6))
     assert [asked.get(f"importing {file}") for file in files] == [allowed] * 2
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["not there yet", "no model"])
+def test_a_service_is_started_again_unless_its_model_can_never_be_imported(
+    there: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "net.onnx"
+    if there:
+        file.write_text("no model")
+    models = (ModelFile(path=str(file), name="net"),)
+    with AgentProcess(tmp_path / "home", models=models, executor="null") as agent:
+        code = agent.process.wait(60)
+    unit = (ROOT / "deploy" / "stageloom-agent.service").read_text(encoding="utf-8")
+    (last,) = re.findall("^RestartPreventExitStatus=(.*)", unit, re.MULTILINE)
+    assert code != 0 and (str(code) in last.split()) is there, agent.log
 
 
 def test_planner_tells_that_devices_can_connect_that_it_lives_and_that_it_stops(
