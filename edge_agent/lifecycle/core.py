@@ -361,6 +361,8 @@ class Lifecycle:
         for attempt in self.state.attempts:
             if attempt.state in OPEN and attempt.id not in still_open:
                 self._once_durable.append(partial(self.plans.abandon, attempt.id))
+        if self.state.local is not None and new.local is None:
+            self._local.ended(self.state.local)
         if (new.state, new.desired) != (self.state.state, self.state.desired):
             self._asked.pop(self.state.attempt, None)
         self.state = new
