@@ -191,6 +191,7 @@ class AlarmBox:
     """
 
     def __init__(self, boot: int) -> None:
+        self.dropped = 0  # alarms of queues that the planner never heard of
         self._boot = boot
         self._raised = 0  # of this boot
         self._open: list[Alarm] = []  # that the planner is not known to have, one of a rank, in that order
@@ -225,7 +226,9 @@ class AlarmBox:
     def due(self, now_s: float, again_s: float) -> Alarm | None:
         """What to send now, on a session that stands; called again, what is to follow it."""
         if now_s > self._queues_until_s:
+            before = len(self._open)
             self._open = [one for one in self._open if one.cause not in _OF_QUEUES]
+            self.dropped += before - len(self._open)
         self._sent_s = {one.number: self._sent_s.get(one.number, float("-inf")) for one in self._open}
         for alarm in self._open:
             if _rank(alarm) and alarm is not self._open[-1]:

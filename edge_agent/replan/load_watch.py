@@ -73,6 +73,7 @@ class LoadWatch:
             power_mode=(parts.machine.mode_then(environment) or None) if environment else None,
         )
         self._saved = self._alarms.chosen
+        self._dropped = 0  # alarms of which the trigger knows that nobody heard them
 
     def plan_active(self, key: PlanKey, facts: PlanFacts) -> None:
         """Another plan runs: what its tasks cost is measured anew."""
@@ -112,6 +113,9 @@ class LoadWatch:
         drift = parts.profiles.drift.ratio
         plans = parts.plans
         tried = plans.tried
+        if (dropped := parts.lifecycle.core.alarms.dropped) != self._dropped:
+            self._dropped = dropped
+            self._alarms.trigger.unheard()
         running = plans.plan_of(PlanKey(seen.key)) if tried is None else plans.incumbent
         fired = self._alarms.glance(
             seen,

@@ -139,7 +139,7 @@ class _Patience:
         self.reset()
 
     def reset(self) -> None:
-        """Another plan runs, or another kind of alarm was raised: whatever waits from now on is news."""
+        """Another plan runs, another kind of alarm was raised, or nobody heard one: what waits is news."""
         self._firings = 0
         self._until_s = -math.inf
         self._tightest_s = 0.0
@@ -199,6 +199,10 @@ class Trigger:
     def another_plan(self, now: float) -> None:
         """Another plan runs: what waits is not its doing, and it has the cool-down to work that off."""
         self._fired_s = now
+        self._patience.reset()
+
+    def unheard(self) -> None:
+        """What was told of queues reached nobody: where they diverge yet, that is news."""
         self._patience.reset()
 
     def observe(
