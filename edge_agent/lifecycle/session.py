@@ -187,7 +187,8 @@ class AlarmBox:
     """Sends the newest alarm until it is acknowledged, and before it a drift that is not.
 
     One of queues is dropped after two minutes: then what stands behind it is the newest. Alarms are kept over
-    reconnects and forgotten with the boot: what a device saw before it stopped asks for nothing now.
+    reconnects and forgotten with the boot: what a device saw before it stopped asks for nothing now, and the
+    next start raises other arrivals and another power mode anew.
     """
 
     def __init__(self, boot: int) -> None:
@@ -218,6 +219,11 @@ class AlarmBox:
                 for one in self._open
                 if one.number > ack.number or (_rank(one) == 0 and one.number != ack.number)
             ]
+
+    @property
+    def told_once(self) -> bool:
+        """Whether the planner may not have heard yet of other arrivals, or of another power mode."""
+        return any(_rank(one) == 1 for one in self._open)
 
     def connected(self) -> None:
         """A new session: what was sent on the one before may be lost."""

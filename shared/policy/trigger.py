@@ -179,7 +179,7 @@ class Trigger:
         self.config = config or TriggerConfig()
         self.ring = SampleRing(samples)
         self._levels = {cause: _Level(*limits) for cause, limits in _thresholds(self.config).items()}
-        self._power_mode = power_mode
+        self.power_mode = power_mode  # that the last decision was made for
         self._fired_s = -math.inf
         self._patience = _Patience()
 
@@ -241,8 +241,8 @@ class Trigger:
         counted = values(loads, config.measure)
         urgent = [urgency(load, config.tightest_s) for load in loads]
         self.ring.push(PolicySample(progress, deviations(counted)))
-        if self._power_mode is None:
-            self._power_mode = power_mode
+        if self.power_mode is None:
+            self.power_mode = power_mode
         weighed = counted
         if config.measure is QueueMeasure.WORK:
             weighed = [one * share for one, share in zip(counted, urgent, strict=True)]
@@ -260,7 +260,7 @@ class Trigger:
             if level.due(current[cause], now, retry_s)
             and self._patience.allows(cause, current[cause], level.threshold, now)
         ]
-        changed = power_mode != self._power_mode
+        changed = power_mode != self.power_mode
         cooling = held or (not at_once and now - self._fired_s < self.config.cooldown_s)
         if trying and Cause.REGIME not in due:
             due, changed = [], False
@@ -275,8 +275,8 @@ class Trigger:
         else:
             self._patience.fired(current, now, config)
         if changed and not trying:
-            detail = f"{self._power_mode or 'none'} to {power_mode or 'none'}"
-            self._power_mode = power_mode
+            detail = f"{self.power_mode or 'none'} to {power_mode or 'none'}"
+            self.power_mode = power_mode
             return self._firing(Cause.POWER_MODE, 1.0, 0.0, now, detail)
         cause = due[0]
         share = urgent[ages.index(current[cause])] if cause is Cause.OLDEST_AGE else 1.0
