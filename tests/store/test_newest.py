@@ -13,9 +13,12 @@ from stageloom.planner.store import plans
 from stageloom.planner.store.database import now_us
 from stageloom.planner.store.desired import Push, push
 from stageloom.planner.store.events import newest_events
+from stageloom.planner.store.generations import set_states
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.models import named_models
 from stageloom.planner.store.plans import add_plan
+from stageloom.planner.store.regimes import known_regimes
+from stageloom.planner.store.replans import end_replan
 from stageloom.planner.store.retention import Retention, tidy
 from stageloom.planner.store.store import Store
 from stageloom.planner.store.tables import AlarmRow, EventRow, GenerationRow, PlanRow, ReplanRow, Table
@@ -27,6 +30,7 @@ from stageloom.shared.plan import Plan
 from stageloom.shared.search.compose import ModelChoice, compose
 from tests.store.helpers import NANO, add_model, enrol, small_plan
 from tests.store.migrated import new_store
+from tests.store.test_replan_view import Rig
 
 KEPT = 5
 KEEP = Retention(0.0, 0.0, 0.0, KEPT)
@@ -165,6 +169,36 @@ def test_a_plan_that_is_pushed_after_it_was_found_unused_stays(
     assert store.write(delete_unused_plans, names) == 1
     with store.database.read() as session:
         assert {info.plan for info in plans.plan_infos(session)} == {"first", "pushed"}
+
+
+def winners(store: Store) -> list[Plan]:
+    return [one.winner for one in store.read(known_regimes, NANO, "cpu-2-core")]
+
+
+@pytest.mark.parametrize("pushed_by", ["replan", "operator"])
+def test_a_winner_that_was_rolled_back_stays_out_of_the_library_once_nothing_tells_so_any_more(
+    store: Store, tmp_path: Path, clock: ManualClock, pushed_by: str
+) -> None:
+    """1. Two plans win. 2. One is rolled back later. 3. Newer re-plans and generations push that out."""
+    rig = Rig(store, tmp_path)
+    bad, good = (replace(rig.runs, lanes=lanes) for lanes in (2, 3))
+    rig.replanned(bad, "commit")
+    rig.replanned(good, "commit")
+    assert winners(store) == [good, bad]
+    clock.advance(60.0)
+    if pushed_by == "replan":
+        rig.replanned(bad, "rolled_back")
+    else:
+        store.write(add_plan, "bad", bad, "search")
+        told = store.write(push, Push(device=NANO, plan="bad", decided_by="operator"))
+        end = (NANO, told.epoch, told.generation, DeviceState.ROLLED_BACK, "", 1)
+        store.write(set_states, [end])
+    for _ in range(KEPT + 1):
+        store.write(end_replan, rig.replan(rig.runs), "nothing to try")
+        store.write(push, Push(device=NANO, plan="runs", decided_by="operator"))
+    tidy_all(store)
+    assert count(store, ReplanRow) == KEPT
+    assert winners(store) == [good]
 
 
 def test_twice_the_plans_and_generations_take_about_twice_as_long_to_look_at(
