@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from sqlalchemy import Connection, event, func, select
 from sqlalchemy.orm import Session
 
@@ -21,7 +22,15 @@ from stageloom.planner.store.regimes import known_regimes
 from stageloom.planner.store.replans import end_replan
 from stageloom.planner.store.retention import Retention, tidy
 from stageloom.planner.store.store import Store
-from stageloom.planner.store.tables import AlarmRow, EventRow, GenerationRow, PlanRow, ReplanRow, Table
+from stageloom.planner.store.tables import (
+    AlarmRow,
+    EventRow,
+    GenerationRow,
+    PlanRow,
+    RegimeRow,
+    ReplanRow,
+    Table,
+)
 from stageloom.planner.store.unused_plans import delete_unused_plans, unused_plans
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.ids import DeviceId
@@ -156,6 +165,33 @@ def test_plans_of_replans_without_a_search_go_once_nothing_refers_to_them(
     tidy_all(store)
     with store.database.read() as session:
         assert {info.plan for info in plans.plan_infos(session)} == {"first", "arranged", "ios", "search"}
+
+
+def test_plans_that_the_library_or_a_re_plan_compares_with_stay(
+    store: Store, plan: Plan, clock: ManualClock
+) -> None:
+    """What a winner took the place of is gone back to; what ran at an alarm tells launch intervals apart."""
+    made = {
+        name: replace(plan, lanes=lanes) for lanes, name in enumerate(("won", "before", "ran", "gone"), 2)
+    }
+    for name, one in made.items():
+        store.write(add_plan, name, one, "arranged")
+    store.write(keep_entry, made["won"], made["before"])
+    LinkStore(store).record_alarm(NANO, structs.replace(alarm(1), plan=made["ran"].digest))
+    clock.advance(7_200.0)
+    tidy_all(store)
+    with store.database.read() as session:
+        assert {info.plan for info in plans.plan_infos(session)} == {"first", "won", "before", "ran"}
+
+
+def keep_entry(session: Session, won: Plan, replaced: Plan) -> None:
+    """One plan took the place of another in the library of the device."""
+    entry = RegimeRow(
+        device=NANO, boot=7, sequence=1, environment="cpu-2-core", won=won.digest,
+        won_structure=won.structure, lost_structure=replaced.structure, replaced=replaced.digest,
+        loads=b"", at_us=1,
+    )  # fmt: skip
+    session.add(entry)
 
 
 def test_a_plan_that_is_pushed_after_it_was_found_unused_stays(
