@@ -64,7 +64,7 @@ class Lifecycle:
         self._asked: dict[AttemptId, tuple[DeviceState, str]] = {}  # of the plan manager
         self._staged: ev.PlanStaged | None = None  # what the manager said of the attempt's plan
         self._lost_good: Digest | None = None  # last-known-good does not run for artifacts that it lacks
-        self._alarms = AlarmBox(config.boot)
+        self.alarms = AlarmBox(config.boot)
         self._local = LocalPlans(wait_s=config.local_wait_s, again_s=config.local_again_s)
 
     # -- what the shell calls -------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ class Lifecycle:
                 self._environment = environment
                 return self.session.is_now(environment, self.report(), now_s)
             case control.Alarm():
-                self._alarms.take(event, self.session.environment, now_s)
+                self.alarms.take(event, self.session.environment, now_s)
                 self._local.alarm(event.cause, self.state, now_s)
             case ev.PlansMade(plans):
                 self._local.made(plans)
@@ -289,14 +289,14 @@ class Lifecycle:
         match message:
             case control.Welcome():
                 self.session.welcome(message)
-                self._alarms.connected()
+                self.alarms.connected()
                 self._local.connected()
             case control.HeartbeatAck() | control.ReportedAck():
                 self.session.stored(message.revision)
             case control.Desired():
                 return self._desired(message, now_s)
             case control.AlarmAck():
-                self._alarms.acknowledged(message)
+                self.alarms.acknowledged(message)
             case Refused():
                 return self.session.refused(message, self.report(), now_s)
         return []
@@ -361,6 +361,8 @@ class Lifecycle:
         for attempt in self.state.attempts:
             if attempt.state in OPEN and attempt.id not in still_open:
                 self._once_durable.append(partial(self.plans.abandon, attempt.id))
+        if self.state.local is not None and new.local is None:
+            self._local.ended(self.state.local)
         if (new.state, new.desired) != (self.state.state, self.state.desired):
             self._asked.pop(self.state.attempt, None)
         self.state = new
@@ -426,7 +428,7 @@ class Lifecycle:
             return []
         if told := self.session.keep_told(self.report(), now_s):
             return told
-        alarm = self._alarms.due(now_s, self.config.alarm_again_s)
+        alarm = self.alarms.due(now_s, self.config.alarm_again_s)
         planned = self._local.message(self.state, self.config.boot, now_s)
         return [ev.SendMessage(message) for message in (alarm, planned) if message is not None]
 

@@ -8,8 +8,10 @@ or differs in launch intervals alone, else on trial, for which autonomy must be 
 
 What comes of it: a plan that passes is last-known-good with origin local, and is told to the planner until
 the desired value changes. The planner adopts it by desiring the same digest, or desires another plan, which
-is then tried against it. One that fails is not tried again in this environment; one that lost its trial is
-not tried again under other launch intervals either.
+is then tried against it. That may be during the probation already, which it ends: then the plan made here
+runs on, and is told once a session, so that the planner knows what its device runs. One that fails is not
+tried again in this environment; one that lost its trial is not tried again under other launch intervals
+either.
 """
 
 from collections.abc import Container
@@ -57,6 +59,8 @@ class LocalPlans:
         self._offer: _Offer | None = None
         self._told_s = float("-inf")
         self._delay_s = again_s
+        self._ended: PlanAttempt | None = None  # the last; its plan may run on
+        self._ended_told = False
 
     # -- from the offer to the attempt ----------------------------------------------------------------------
 
@@ -107,15 +111,23 @@ class LocalPlans:
         """The attempt at the best plan is past the point where a worse one would follow it."""
         self._offer = None
 
+    def ended(self, attempt: PlanAttempt) -> None:
+        """The attempt is over, for whatever reason."""
+        self._ended, self._ended_told = attempt, False
+
     # -- towards the planner --------------------------------------------------------------------------------
 
     def connected(self) -> None:
         """A new session: tell it."""
         self._told_s, self._delay_s = float("-inf"), self._again_s
+        self._ended_told = False
 
     def message(self, state: LinkState, boot: int, now_s: float) -> control.LocalPlan | None:
         """What to tell the planner now, on a session that stands; more rarely while it does not answer."""
         good, planned = state.last_good, state.planned
+        if (ended := self._ended) is not None and _runs_on(state, ended) and not self._ended_told:
+            self._ended_told = True
+            return _told(ended.plan, ended.planned, boot)
         if good is None or planned is None or state.local is not None or state.active != good.ref:
             return None
         if (planned.epoch, planned.generation) != state.attempt or now_s - self._told_s < self._delay_s:
@@ -123,16 +135,27 @@ class LocalPlans:
         if self._told_s > float("-inf"):
             self._delay_s = min(2 * self._delay_s, 60.0)
         self._told_s = now_s
-        return control.LocalPlan(
-            boot=boot,
-            epoch=planned.epoch,
-            generation=planned.generation,
-            local_counter=good.ref.local_counter,
-            plan_digest=good.ref.digest,
-            plan=good.wire,
-            artifacts=good.artifacts,
-            cause=planned.cause,
-        )
+        return _told(good, planned, boot)
+
+
+def _told(plan: RunnablePlan, planned: Planned, boot: int) -> control.LocalPlan:
+    return control.LocalPlan(
+        boot=boot,
+        epoch=planned.epoch,
+        generation=planned.generation,
+        local_counter=plan.ref.local_counter,
+        plan_digest=plan.ref.digest,
+        plan=plan.wire,
+        artifacts=plan.artifacts,
+        cause=planned.cause,
+    )
+
+
+def _runs_on(state: LinkState, ended: PlanAttempt) -> bool:
+    """Whether its plan runs without having passed; under the value it was made under it would be adopted."""
+    passed = state.last_good is not None and state.last_good.ref == ended.plan.ref
+    made_under = (ended.planned.epoch, ended.planned.generation)
+    return state.active == ended.plan.ref and made_under < state.attempt and not passed
 
 
 def _runs(state: LinkState, plan: RunnablePlan) -> bool:

@@ -187,10 +187,12 @@ class AlarmBox:
     """Sends the newest alarm until it is acknowledged, and before it a drift that is not.
 
     One of queues is dropped after two minutes: then what stands behind it is the newest. Alarms are kept over
-    reconnects and forgotten with the boot: what a device saw before it stopped asks for nothing now.
+    reconnects and forgotten with the boot: what a device saw before it stopped asks for nothing now, and the
+    next start raises other arrivals and another power mode anew.
     """
 
     def __init__(self, boot: int) -> None:
+        self.dropped = 0  # alarms of queues that the planner never heard of
         self._boot = boot
         self._raised = 0  # of this boot
         self._open: list[Alarm] = []  # that the planner is not known to have, one of a rank, in that order
@@ -218,6 +220,11 @@ class AlarmBox:
                 if one.number > ack.number or (_rank(one) == 0 and one.number != ack.number)
             ]
 
+    @property
+    def told_once(self) -> bool:
+        """Whether the planner may not have heard yet of other arrivals, or of another power mode."""
+        return any(_rank(one) == 1 for one in self._open)
+
     def connected(self) -> None:
         """A new session: what was sent on the one before may be lost."""
         self._sent_s.clear()
@@ -225,7 +232,9 @@ class AlarmBox:
     def due(self, now_s: float, again_s: float) -> Alarm | None:
         """What to send now, on a session that stands; called again, what is to follow it."""
         if now_s > self._queues_until_s:
+            before = len(self._open)
             self._open = [one for one in self._open if one.cause not in _OF_QUEUES]
+            self.dropped += before - len(self._open)
         self._sent_s = {one.number: self._sent_s.get(one.number, float("-inf")) for one in self._open}
         for alarm in self._open:
             if _rank(alarm) and alarm is not self._open[-1]:

@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -25,24 +25,28 @@ _PLANS: Final = 16
 """Plans whose steps may come in one report."""
 
 
+DecidedFor: TypeAlias = tuple[ChosenFor | None, str]
+"""What the newest decision was made for: arrivals, and a power mode, empty where it is not known."""
+
+
 class ChosenFile:
     """What the plan that runs was chosen for; a start that finds nothing to read learns it anew."""
 
     def __init__(self, path: Path) -> None:
         self._file = StateFile(path)
 
-    def load(self) -> ChosenFor | None:
+    def load(self) -> DecidedFor:
         """As it was saved last."""
         body = self._file.load().body
         try:
-            return None if body is None else msgspec.msgpack.decode(body, type=ChosenFor)
+            return (None, "") if body is None else msgspec.msgpack.decode(body, type=DecidedFor)
         except msgspec.MsgspecError:  # of another version
-            return None
+            return (None, "")
 
-    def save(self, chosen: ChosenFor) -> str:
+    def save(self, decided: DecidedFor) -> str:
         """Replace it durably; why not, if it cannot be written."""
         try:
-            self._file.save(msgspec.msgpack.encode(chosen))
+            self._file.save(msgspec.msgpack.encode(decided))
         except StorageError as error:
             return str(error)
         return ""
@@ -55,7 +59,8 @@ class LoadWatch:
         """`environment`: that of the state found on disk, in which the last decision was made.
 
         A mode that takes a reboot changes while no agent runs, and so do arrivals: the plan that runs was
-        `chosen` for those before; None: what is learned is not kept.
+        `chosen` for those before; None: what is learned is not kept. The file knows the mode as well, as the
+        agent may have stopped before the planner heard of another one.
         """
         config = parts.config
         self.stats: Stats | None = None  # the newest of this engine process
@@ -64,15 +69,16 @@ class LoadWatch:
         self._service = ServiceTimes(())
         self._ran: dict[int, Digest] = {}  # by key, the last plans of this engine process, freed ones too
         self._chosen_file = chosen
+        self._saved = chosen_for, mode = (None, "") if chosen is None else chosen.load()
         self._alarms = Alarms(
-            chosen=chosen.load() if chosen is not None else None,
+            chosen=chosen_for,
             measure=config.alarm_measure,
             threshold=config.alarm_threshold,
             regime=config.alarm_regime,
             cooldown_s=config.alarm_cooldown_s,
-            power_mode=(parts.machine.mode_then(environment) or None) if environment else None,
+            power_mode=mode or (parts.machine.mode_then(environment) if environment else "") or None,
         )
-        self._saved = self._alarms.chosen
+        self._dropped = 0  # alarms of which the trigger knows that nobody heard them
 
     def plan_active(self, key: PlanKey, facts: PlanFacts) -> None:
         """Another plan runs: what its tasks cost is measured anew."""
@@ -112,6 +118,9 @@ class LoadWatch:
         drift = parts.profiles.drift.ratio
         plans = parts.plans
         tried = plans.tried
+        if (dropped := parts.lifecycle.core.alarms.dropped) != self._dropped:
+            self._dropped = dropped
+            self._alarms.trigger.unheard()
         running = plans.plan_of(PlanKey(seen.key)) if tried is None else plans.incumbent
         fired = self._alarms.glance(
             seen,
@@ -122,21 +131,26 @@ class LoadWatch:
             power_mode=parts.machine.power_mode,
             structure=self._structure(running),
         )
-        self._keep_chosen()
         if fired is not None:
             if fired.firing.cause is Cause.DRIFT:  # of another cause the planner renews no costs
                 parts.profiles.drift.answered()
             self._raise(fired, running)
+        self._keep_decided()
 
-    def _keep_chosen(self) -> None:
-        """Save what has changed, beside the loop, which a slow disk would hold up."""
-        file, chosen = self._chosen_file, self._alarms.chosen
-        if file is None or chosen is None or chosen is self._saved:
+    def _keep_decided(self) -> None:
+        """Save what has changed, beside the loop, which a slow disk would hold up.
+
+        Not before the planner has heard of the alarm for it, which a start forgets: until then the start is
+        to find what was before, and to raise it again.
+        """
+        alarms, file = self._alarms, self._chosen_file
+        decided = (alarms.chosen, alarms.trigger.power_mode or "")
+        if file is None or decided == self._saved or self._parts.lifecycle.core.alarms.told_once:
             return
-        self._saved = chosen
+        self._saved = decided
         tell = self._parts.journal.note
         self._parts.background.run(
-            lambda: file.save(chosen), lambda problem: tell("storage", problem) if problem else None
+            lambda: file.save(decided), lambda problem: tell("storage", problem) if problem else None
         )
 
     def _structure(self, plan: RunnablePlan | None) -> Digest | None:

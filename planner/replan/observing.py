@@ -229,7 +229,7 @@ def _begun(view: Snapshot, replan: int) -> Begun:
 
 
 def _plans(view: Snapshot, begun: Begun, committed: list[Digest]) -> tuple[Plan, tuple[Plan, ...]]:
-    """The plan that runs, which is the one the alarm names, else the desired one; and those proven here.
+    """The plan that runs, by what the device says of it, else the desired one; and those proven here.
 
     Proven are, of the plans that committed, those over the same models; the newest first, of each structure
     the newest alone.
@@ -237,7 +237,7 @@ def _plans(view: Snapshot, begun: Begun, committed: list[Digest]) -> tuple[Plan,
     Raises:
         InputError: the plan that runs is not known here.
     """
-    runs = begun.alarm.plan or begun.desired_plan
+    runs = begun.runs or begun.desired_plan
     if runs is None:
         raise InputError("nothing runs on the device", remedy="push a plan")
     wires = view.read(plan_wires, {runs, *committed})

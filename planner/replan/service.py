@@ -366,6 +366,7 @@ class Replanner:
                 seen.device,
                 replan,
                 proposal.plan,
+                runs=seen.incumbent.digest,
                 scheduler=_scheduler(proposal),
                 above=seen.desired,
                 how=proposal.how.value,
@@ -395,16 +396,18 @@ class Replanner:
     def _goes_on(self, seen: Observation, replan: int, found: Plan) -> bool:
         """Whether something newer is desired that leaves the re-plan its reason: a measurement, not a plan.
 
-        Or any plan, where arrivals moved, which is told once: they are answered when that has been tried.
-        Launch intervals that the device gave itself meanwhile are no other plan, unless intervals are all
-        that was found.
+        Or nothing newer, but the device runs another plan than the one that others were weighed against. Or
+        any plan, where arrivals moved, which is told once: they are answered when that has been tried. Launch
+        intervals that the device gave itself meanwhile are no other plan, unless intervals are all that was
+        found.
         """
         begun = self._store.read(begun_replan, replan)
         if begun is None:
             return False
         moved = seen.cause == Cause.REGIME.value
         if begun.desired == seen.desired:
-            return moved and self._store.read(awaits_trial, seen.device, replan)
+            another = begun.runs not in (None, seen.incumbent.digest)
+            return another or (moved and self._store.read(awaits_trial, seen.device, replan))
         incumbent, newest = seen.incumbent, begun.desired_plan
         if moved or newest == incumbent.digest:
             return True

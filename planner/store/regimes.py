@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import Final
 
 import msgspec
-from sqlalchemy import and_, exists, func, not_, or_, select
+from sqlalchemy import ColumnElement, and_, delete, exists, func, not_, or_, select
 from sqlalchemy.orm import Session
 
 from stageloom.planner.dispatch.ports import StoredRow
@@ -123,23 +123,13 @@ def known_regimes(
     and rolled back after that. Launch intervals that were rolled back say nothing of the structure that ran
     under them, as on the device.
     """
-    decided_us = ReplanRow.begun_at_us + 1000.0 * func.coalesce(ReplanRow.trigger_to_decision_ms, 0.0)
-    rolled_back = exists().where(
-        ReplanRow.device == RegimeRow.device,
-        ReplanRow.environment == RegimeRow.environment,
-        ReplanRow.structure == RegimeRow.won_structure,
-        _ROLLED_BACK,
-        ReplanRow.replan.not_in(_only_paced(session, device, environment)),
-        decided_us > RegimeRow.at_us - _ROUNDED_US,
-    )
-    others = _rolled_back_for_others(session, device)
     rows = session.execute(
         select(RegimeRow.won, RegimeRow.lost_structure, RegimeRow.replaced, RegimeRow.loads, RegimeRow.at_us)
         .where(
             RegimeRow.device == device,
             RegimeRow.environment == environment,
             RegimeRow.at_us >= since_us,
-            not_(rolled_back),
+            not_(_was_rolled_back(session, device)),
         )
         .order_by(RegimeRow.at_us.desc(), RegimeRow.boot, RegimeRow.sequence.desc())
         .limit(_MOST)
@@ -155,22 +145,38 @@ def known_regimes(
             replaced=plans.get(row.replaced),
         )
         for row in rows
-        if (plan := plans[row.won]) is not None and others.get(row.won, 0) <= row.at_us
+        if (plan := plans[row.won]) is not None
     ]
 
 
-def _rolled_back_for_others(session: Session, device: DeviceId) -> dict[str, int]:
-    """Plans that somebody else than a re-plan pushed last when they were rolled back, and when it did so."""
-    rows = session.execute(
-        select(GenerationRow.digest, func.max(GenerationRow.decided_at_us))
-        .where(
-            GenerationRow.device == device,
+def delete_rolled_back(session: Session, device: DeviceId) -> None:
+    """Delete the entries of a device's library that do not count, while the re-plans and generations that
+    tell so are there."""
+    session.execute(
+        delete(RegimeRow)
+        .where(RegimeRow.device == device, _was_rolled_back(session, device))
+        .execution_options(synchronize_session=False)
+    )
+
+
+def _was_rolled_back(session: Session, device: DeviceId) -> ColumnElement[bool]:
+    """Of an entry of a device's library: its winner was rolled back since, see `known_regimes`."""
+    decided_us = ReplanRow.begun_at_us + 1000.0 * func.coalesce(ReplanRow.trigger_to_decision_ms, 0.0)
+    return or_(
+        exists().where(
+            ReplanRow.replan.in_(_rolled_back(session, device)),
+            ReplanRow.environment == RegimeRow.environment,
+            ReplanRow.structure == RegimeRow.won_structure,
+            decided_us > RegimeRow.at_us - _ROUNDED_US,
+        ),
+        exists().where(
+            GenerationRow.device == RegimeRow.device,
+            GenerationRow.digest == RegimeRow.won,
             GenerationRow.decided_by != "replan",
             GenerationRow.state == DeviceState.ROLLED_BACK.value,
-        )
-        .group_by(GenerationRow.digest)
+            GenerationRow.decided_at_us > RegimeRow.at_us,
+        ),
     )
-    return {digest: decided_at_us for digest, decided_at_us in rows if digest is not None}
 
 
 def rolled_back_structures(
@@ -182,26 +188,19 @@ def rolled_back_structures(
     """
     rows = session.execute(
         select(ReplanRow.structure, ReplanRow.epoch, ReplanRow.generation)
-        .where(
-            ReplanRow.device == device,
-            ReplanRow.environment == environment,
-            _ROLLED_BACK,
-            ReplanRow.replan.not_in(_only_paced(session, device, environment)),
-        )
+        .where(ReplanRow.replan.in_(_rolled_back(session, device)), ReplanRow.environment == environment)
         .order_by(ReplanRow.replan)
     )
     return {Digest(structure): (epoch, number) for structure, epoch, number in rows if structure is not None}
 
 
-def _only_paced(session: Session, device: DeviceId, environment: str) -> list[int]:
-    """Re-plans that were rolled back, and had pushed the plan that ran with other launch intervals."""
+def _rolled_back(session: Session, device: DeviceId) -> list[int]:
+    """Re-plans that were rolled back, but for those that had pushed the plan that ran with other launch
+    intervals."""
     rows = session.execute(
         select(ReplanRow.replan, ReplanRow.structure, ReplanRow.control).where(
-            ReplanRow.device == device,
-            ReplanRow.environment == environment,
-            _ROLLED_BACK,
-            ReplanRow.control.is_not(None),
+            ReplanRow.device == device, _ROLLED_BACK
         )
     ).all()
-    structures = known_structures(session, {row.control for row in rows})
-    return [row.replan for row in rows if structures.get(row.control) == row.structure]
+    ran = known_structures(session, {row.control for row in rows if row.control is not None})
+    return [row.replan for row in rows if row.structure != ran.get(row.control, "")]

@@ -10,7 +10,7 @@ from stageloom.planner.store.generations import ENDS, REFUSED
 from stageloom.planner.store.plans import keep_plan
 from stageloom.planner.store.regimes import known_structures
 from stageloom.planner.store.replan_settings import replan_settings
-from stageloom.planner.store.replans import IS_PENDING, LINE
+from stageloom.planner.store.replans import IS_PENDING, LINE, RUNS_NOW
 from stageloom.planner.store.tables import (
     DesiredRow,
     GenerationRow,
@@ -170,6 +170,7 @@ def push_replan(
     replan: int,
     plan: Plan,
     *,
+    runs: Digest | None = None,
     scheduler: str,
     above: tuple[int, int],
     how: str,
@@ -181,16 +182,20 @@ def push_replan(
     """Keep and push a re-plan's plan, if `above` is still the newest desired (epoch, generation).
 
     Kept beside the plan: `how` it was proposed, its `predicted` cost over the incumbent's, and a `remark` on
-    what else went into the decision. `fitting` is the trained policy that fits the plan.
+    what else went into the decision. `runs` is the plan that it was weighed against, `fitting` the trained
+    policy that fits it.
 
     Returns what is desired now, or None where somebody decided something newer: since `above` was read, or
-    another plan since the re-plan began. That is so as well where other versions of its models are desired of
-    the device and it has not refused them.
+    another plan since the re-plan began. That is so as well where the device runs another plan than `runs` by
+    now, or other versions of its models are desired of it and it has not refused them.
 
     Raises:
         InputError: the device is revoked, or a model of the plan was removed.
     """
     if newest_desired(session, device) != above or not _undecided(session, replan):
+        return None
+    now_runs = session.connection().scalar(RUNS_NOW, {"number": replan})
+    if None not in (runs, now_runs) and runs != now_runs:
         return None
     if _brings_others(session, device, above, plan) or _is_overruled(session, replan, plan):
         return None
@@ -218,6 +223,7 @@ def push_replan(
             "remark": remark[:LINE],
             "epoch": desired.epoch,
             "generation": desired.generation,
+            "control": now_runs,
         },
     )
     session.flush()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import msgspec
-from sqlalchemy import and_, bindparam, func, insert, literal, select, update
+from sqlalchemy import and_, bindparam, func, insert, literal, or_, select, update
 from sqlalchemy.orm import Session
 
 from stageloom.planner.costs.records import Calibration
@@ -29,6 +29,7 @@ from stageloom.planner.store.tables import (
     PlanRow,
     ReplanRow,
     ReplanSettingRow,
+    ReportedRow,
 )
 from stageloom.planner.store.tried_replans import PENDING
 from stageloom.planner.store.webhooks import tell_webhooks, told_of
@@ -234,6 +235,7 @@ def end_replan(session: Session, replan: int, reason: str, remark: str = "") -> 
     """
     row = session.get(ReplanRow, replan)
     if row is not None and row.outcome == PENDING and not row.generation:
+        row.control = session.scalar(RUNS_NOW, {"number": replan})
         row.trigger_to_decision_ms = max(now_us(session) - row.begun_at_us, 0) / 1e3
         row.remark = remark[:LINE]
         _end(row, "no_gain", reason)
@@ -261,6 +263,23 @@ def replan_infos(
 
 _DECODER: Final = msgspec.msgpack.Decoder(Alarm)
 
+_RUNS: Final = func.coalesce(
+    select(ReportedRow.active)
+    .join(PlanRow, PlanRow.digest == ReportedRow.active)
+    .where(
+        ReportedRow.device == ReplanRow.device,
+        or_(ReportedRow.at_us > ReplanRow.at_us, ReportedRow.at_us > ReplanRow.begun_at_us),
+    )
+    .limit(1)
+    .correlate(ReplanRow)
+    .scalar_subquery(),
+    ReplanRow.control,
+)
+"""Of a `ReplanRow`, what its device runs: the plan that it reported after it raised the alarm, however long
+that was on its way, where the plan is known here; else the one that the alarm names."""
+
+RUNS_NOW: Final = select(_RUNS).where(ReplanRow.replan == bindparam("number"))
+
 _BEGUN: Final = (
     select(
         AlarmRow.body,
@@ -268,6 +287,7 @@ _BEGUN: Final = (
         DesiredRow.epoch,
         DesiredRow.generation,
         PlanRow.digest,
+        _RUNS.label("runs"),
         ReplanSettingRow.enabled,
         ReplanSettingRow.scheduler,
         ReplanSettingRow.members_max,
@@ -302,13 +322,15 @@ _BEGUN: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """What an alarm found: `desired` is the newest (epoch, generation) at the moment of the snapshot."""
+    """What an alarm found. `desired` is the newest (epoch, generation) at the moment of the snapshot, `runs`
+    what the device runs by then, as far as it is known."""
 
     alarm: Alarm
     device_class: str
     calibration: Calibration
     desired: tuple[int, int]
     desired_plan: Digest | None
+    runs: Digest | None
     settings: ReplanSettings
 
 
@@ -323,5 +345,6 @@ def begun_replan(session: Session, replan: int) -> Begun | None:
         calibration=calibration_from(row.device_class, row),
         desired=(row.epoch or 0, row.generation or 0),
         desired_plan=Digest(row.digest) if row.digest else None,
+        runs=Digest(row.runs) if row.runs else None,
         settings=settings_of(row),
     )

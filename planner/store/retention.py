@@ -25,6 +25,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
+from stageloom.planner.store.regimes import delete_rolled_back
 from stageloom.planner.store.rollouts import delete_old_rollouts
 from stageloom.planner.store.rows import read_row
 from stageloom.planner.store.store import Store
@@ -431,6 +432,8 @@ def _delete_oldest(session: Session, history: _History, device: DeviceId, keep: 
     ).first()
     if border is None:
         return 0
+    if of_device.class_ in (GenerationRow, ReplanRow):  # nothing else tells of winners rolled back
+        delete_rolled_back(session, device)
     older = (
         select(*order)
         .where(of_device == device, tuple_(*order) < tuple_(*border), not_(stays))

@@ -393,6 +393,7 @@ class ReplanRow(Table):
     """One re-plan: what triggered it, what was decided, how it ended.
 
     `at_us` and both `trigger_to_` times are by the device's clock, unless that was set in between.
+    `control`: the plan that ran at the alarm; that which does at the decision, once there is one.
     `generation` 0: no plan was pushed. `remark`: what went into the decision beside the plans, such as why a
     trained policy had no say.
     """

@@ -41,7 +41,9 @@ _BY_DIGEST: Final[tuple[InstrumentedAttribute[Any], ...]] = (
     TrialRow.candidate,
     TrialRow.control,
     ReplanRow.digest,
+    ReplanRow.control,
     RegimeRow.won,
+    RegimeRow.replaced,
     ExpectedRegimeRow.plan,
     PredictionRow.digest,
 )

@@ -139,7 +139,7 @@ class _Patience:
         self.reset()
 
     def reset(self) -> None:
-        """Another plan runs, or another kind of alarm was raised: whatever waits from now on is news."""
+        """Another plan runs, another kind of alarm was raised, or nobody heard one: what waits is news."""
         self._firings = 0
         self._until_s = -math.inf
         self._tightest_s = 0.0
@@ -179,7 +179,7 @@ class Trigger:
         self.config = config or TriggerConfig()
         self.ring = SampleRing(samples)
         self._levels = {cause: _Level(*limits) for cause, limits in _thresholds(self.config).items()}
-        self._power_mode = power_mode
+        self.power_mode = power_mode  # that the last decision was made for
         self._fired_s = -math.inf
         self._patience = _Patience()
 
@@ -199,6 +199,10 @@ class Trigger:
     def another_plan(self, now: float) -> None:
         """Another plan runs: what waits is not its doing, and it has the cool-down to work that off."""
         self._fired_s = now
+        self._patience.reset()
+
+    def unheard(self) -> None:
+        """What was told of queues reached nobody: where they diverge yet, that is news."""
         self._patience.reset()
 
     def observe(
@@ -237,8 +241,8 @@ class Trigger:
         counted = values(loads, config.measure)
         urgent = [urgency(load, config.tightest_s) for load in loads]
         self.ring.push(PolicySample(progress, deviations(counted)))
-        if self._power_mode is None:
-            self._power_mode = power_mode
+        if self.power_mode is None:
+            self.power_mode = power_mode
         weighed = counted
         if config.measure is QueueMeasure.WORK:
             weighed = [one * share for one, share in zip(counted, urgent, strict=True)]
@@ -256,7 +260,7 @@ class Trigger:
             if level.due(current[cause], now, retry_s)
             and self._patience.allows(cause, current[cause], level.threshold, now)
         ]
-        changed = power_mode != self._power_mode
+        changed = power_mode != self.power_mode
         cooling = held or (not at_once and now - self._fired_s < self.config.cooldown_s)
         if trying and Cause.REGIME not in due:
             due, changed = [], False
@@ -271,8 +275,8 @@ class Trigger:
         else:
             self._patience.fired(current, now, config)
         if changed and not trying:
-            detail = f"{self._power_mode or 'none'} to {power_mode or 'none'}"
-            self._power_mode = power_mode
+            detail = f"{self.power_mode or 'none'} to {power_mode or 'none'}"
+            self.power_mode = power_mode
             return self._firing(Cause.POWER_MODE, 1.0, 0.0, now, detail)
         cause = due[0]
         share = urgent[ages.index(current[cause])] if cause is Cause.OLDEST_AGE else 1.0

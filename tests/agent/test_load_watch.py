@@ -10,14 +10,17 @@ import pytest
 from stageloom.edge_agent.config import AgentConfig
 from stageloom.edge_agent.lifecycle.events import EnvironmentChanged
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
+from stageloom.edge_agent.lifecycle.session import AlarmBox
 from stageloom.edge_agent.lifecycle.states import PlanRef, RunnablePlan
 from stageloom.edge_agent.replan.load_watch import ChosenFile, LoadWatch
 from stageloom.edge_agent.worker.messages import Stats, StepStats
 from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.ids import Digest
-from stageloom.shared.messages.control import Alarm, Origin
+from stageloom.shared.messages.control import Alarm, AlarmAck, Origin
 from stageloom.shared.messages.telemetry import CoreRange, MachineFacts, RowData, StepTimings
+from stageloom.shared.policy.trigger import Trigger
 from tests.agent.test_alarms import DAY, NIGHT, SERVICE_S, Device
+from tests.lifecycle.test_alarms import raised
 
 
 def _watch(rows: list[RowData]) -> LoadWatch:
@@ -96,12 +99,18 @@ def _watched(
     mode: str = "",
     environment: str = "",
     chosen: ChosenFile | None = None,
+    box: AlarmBox | None = None,
     **plans: Any,
 ) -> Device:
     """A device whose glances go to a watch of a machine in this power mode; what that raises is `handled`."""
-    device = Device()
+    device, alarms = Device(), box or AlarmBox(1)
     ignored: Any = lambda *_, **__: None  # noqa: E731
     machine = SimpleNamespace(power_mode=mode, mode_then=lambda before: before)
+
+    def handle(alarm: Any) -> None:
+        handled.append(alarm)
+        alarms.take(alarm, "", device.driver.now)
+
     held: dict[str, Any] = {"incumbent": None, "phase": None, "facts_of": ignored, "plan_of": ignored}
     parts: Any = SimpleNamespace(
         config=AgentConfig(),
@@ -110,7 +119,7 @@ def _watched(
         profiles=SimpleNamespace(drift=SimpleNamespace(ratio=1.0)),
         journal=SimpleNamespace(note=ignored),
         waiting=SimpleNamespace(seen=ignored),
-        lifecycle=SimpleNamespace(handle=handled.append),
+        lifecycle=SimpleNamespace(handle=handle, core=SimpleNamespace(alarms=alarms)),
         local=SimpleNamespace(fired=ignored),
         background=SimpleNamespace(run=lambda work, then: then(work())),
     )
@@ -157,3 +166,59 @@ def test_a_power_mode_that_took_a_reboot_is_told_once_after_it() -> None:
         handled: list[object] = []
         _watched(handled, mode="MAXN", environment=environment, tried=None).run(60.0, NIGHT)
         assert [one.cause for one in handled if isinstance(one, Alarm)] == causes
+
+
+def test_the_trigger_learns_once_that_an_alarm_for_queues_was_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else it would wait as long with the next as if the planner had found nothing for this one."""
+    unheard: list[Trigger] = []
+    monkeypatch.setattr(Trigger, "unheard", lambda trigger: unheard.append(trigger))
+    box = AlarmBox(1)
+    device = _watched([], box=box, tried=None)
+    box.take(raised(), "", 0.0)
+    device.run(1.0, NIGHT)
+    assert not unheard
+    assert box.due(121.0, 1.0) is None
+    device.run(1.0, NIGHT)
+    assert len(unheard) == 1
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_other_arrivals_are_told_again_after_a_restart_unless_the_planner_has_heard_of_them(
+    tmp_path: Path, *, heard: bool
+) -> None:
+    """1. By day. 2. By night, and the planner may be away. 3. By night, after another start of the agent."""
+    plan = RunnablePlan(PlanRef(Digest("a" * 64), Origin.PLANNER), b"", ())
+    facts = PlanFacts(plan.ref.digest, {}, {}, structure=Digest("d" * 64))
+    for per_s, causes in ((DAY, []), (NIGHT, ["regime"]), (NIGHT, [] if heard else ["regime"])):
+        handled: list[object] = []
+        box, file = AlarmBox(1), ChosenFile(tmp_path / "chosen_for")
+        plans: dict[str, Any] = {"tried": None, "plan_of": lambda key: plan, "facts_of": lambda digest: facts}
+        device = _watched(handled, chosen=file, box=box, arrivals_moved=lambda since_s: None, **plans)
+        device.run(60.0, per_s)
+        assert [one.cause for one in handled if isinstance(one, Alarm)] == causes
+        if heard:
+            box.acknowledged(AlarmAck(boot=1, number=1))
+        device.run(10.0, per_s)
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_another_power_mode_is_told_again_after_a_restart_unless_the_planner_has_heard_of_it(
+    tmp_path: Path, *, heard: bool
+) -> None:
+    """The state on disk names the new environment from the change on."""
+    starts: tuple[tuple[str, str, list[str]], ...] = (
+        ("15W", "15W", []),
+        ("MAXN", "15W", ["power_mode"]),
+        ("MAXN", "MAXN", [] if heard else ["power_mode"]),
+    )
+    for mode, environment, causes in starts:
+        handled: list[object] = []
+        box, file = AlarmBox(1), ChosenFile(tmp_path / "chosen_for")
+        device = _watched(handled, mode=mode, environment=environment, chosen=file, box=box, tried=None)
+        device.run(60.0, NIGHT)
+        assert [one.cause for one in handled if isinstance(one, Alarm)] == causes
+        if heard:
+            box.acknowledged(AlarmAck(boot=1, number=1))
+        device.run(1.0, NIGHT)

@@ -139,6 +139,8 @@ def test_what_queues_were_minutes_ago_is_not_told_when_the_planner_is_back_and_w
     for one in told:
         driver.do(ack(one.number))
     assert alarms(driver.do(ev.TimePassed(), after_s=1.1)) == [], "nor what stood behind it"
+    dropped = causes[-1] in ("variance", "oldest_age") and after_s > 120.0
+    assert driver.core.alarms.dropped == int(dropped), "the trigger learns that nobody was asked"
 
 
 def test_an_ack_of_another_boot_acknowledges_nothing() -> None:

@@ -316,6 +316,43 @@ def test_a_desired_value_ends_a_local_attempt_and_what_runs_runs_on() -> None:
     assert driver.disk.last_good is not None and driver.disk.last_good.ref.digest == CONTROL
 
 
+def test_a_local_plan_that_runs_on_after_a_desired_value_ended_its_probation_is_told_once_a_session() -> None:
+    """Alarms name it, and the planner has it from nowhere else. It lasts until another plan runs."""
+    driver = committed()
+    on_probation_connected(driver)
+    (message,) = told(driver.do(ev.Received(desired(2, b"newer", autonomy=Autonomy.FULL))))
+    assert (message.epoch, message.generation, message.local_counter) == (1, 1, 1)
+    assert (message.plan_digest, message.plan) == (LOCAL.ref.digest, b"local")
+    assert told(connected_for(driver, 100.0)) == []
+    driver.do(ev.Lost())
+    assert len(told(welcomed(driver))) == 1
+    driver.do(orders.PlanVerified((1, 2)))
+    driver.do(ev.PlanStaged((1, 2), control=None))
+    driver.do(orders.ProbationPassed((1, 2)))
+    driver.do(ev.Lost())
+    assert told(welcomed(driver)) == []
+
+
+def test_a_local_plan_whose_probation_failed_or_that_never_ran_is_not_told() -> None:
+    for ran in (True, False):
+        driver = committed()
+        if ran:
+            on_probation_connected(driver)
+            driver.do(orders.PlanFailed(FIRST, "worse"))
+        else:
+            alarmed(driver, LOCAL)
+            connected_for(driver, 5.1)
+        actions = driver.do(ev.Received(desired(2, b"newer", autonomy=Autonomy.FULL)))
+        assert told(actions + connected_for(driver, 10.0)) == []
+
+
+def welcomed(driver: Driver) -> list[ev.Action]:
+    """The planner is back."""
+    driver.do(ev.Connected())
+    welcome = control.Welcome(device="d", epoch=1, heartbeat_interval_s=1.0, bulk_credits=4)  # type: ignore[arg-type]
+    return driver.do(ev.Received(welcome))
+
+
 def test_a_local_last_known_good_that_crashes_gives_way_to_the_desired_plan_which_stays_committed() -> None:
     driver = away()
     on_probation(driver)

@@ -141,12 +141,16 @@ def test_queues_that_diverge_twice_as_much_are_told_although_others_were_told_in
     assert firing.cause is Cause.OLDEST_AGE, "twice its threshold, where no age was told"
 
 
-@pytest.mark.parametrize("news", ["another plan", "other arrivals", "drift", "power mode", "quiet"])
+@pytest.mark.parametrize(
+    "news", ["another plan", "nobody heard", "other arrivals", "drift", "power mode", "quiet"]
+)
 def test_what_waits_is_news_once_something_else_has_happened(news: str) -> None:
     watch = Watch(first=seen(0.1, 0.1, power_mode=""))
     diverging_now_and_then(watch, 200.0)
     if news == "another plan":
         watch.trigger.another_plan(watch.now)
+    elif news == "nobody heard":
+        watch.trigger.unheard()
     elif news == "quiet":
         watch.for_s(1000.0, CALM)
     else:

@@ -7,16 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
+from sqlalchemy.orm import Session
 
+from stageloom.planner.dispatch.ports import ReportRecord
 from stageloom.planner.schema.replan import ReplanInfo
 from stageloom.planner.store.desired import Push, desired, push
 from stageloom.planner.store.generations import set_states
 from stageloom.planner.store.link import LinkStore
-from stageloom.planner.store.plans import add_plan
+from stageloom.planner.store.plans import add_plan, plan_info
 from stageloom.planner.store.replans import replan_infos
+from stageloom.planner.store.tables import ReplanRow
 from stageloom.shared.clock import ManualClock, SystemClock
-from stageloom.shared.messages.control import Alarm, DeviceState, ModelLoad
-from stageloom.shared.plan import Plan
+from stageloom.shared.messages.control import Alarm, DeviceState, ModelLoad, Report
+from stageloom.shared.plan import Plan, decode_plan
 from tests.planner.processes import until
 from tests.replan.drifting import BOOT, InlinePool, planned
 from tests.replan.test_recalibration import World
@@ -39,6 +43,7 @@ class Pushed:
     """A device that runs a plan to which a search finds a better one, and an operator who has another."""
 
     def __init__(self, folder: Path) -> None:
+        self.revision = 0
         self.clock, self.pool = ManualClock(wall_us=SystemClock().wall_us()), MeanwhilePool()
         self.world = World(folder, clock=self.clock, pool=self.pool)
         self.runs = planned(self.world.device, "greedy")
@@ -62,6 +67,22 @@ class Pushed:
         assert wanted is not None
         told = (NANO, wanted.epoch, wanted.generation, state, "", self.clock.wall_us())
         self.world.store.write(set_states, [told])
+
+    def reports(self, state: DeviceState, runs: Plan) -> None:
+        """As `says`, and which plan runs."""
+        wanted = self.world.store.read(desired, NANO)
+        assert wanted is not None
+        self.revision += 1
+        told = Report(
+            revision=self.revision, epoch=wanted.epoch, generation=wanted.generation, active=runs.digest,
+            state=state,
+        )  # fmt: skip
+        LinkStore(self.world.store).record_reports([ReportRecord(NANO, BOOT, told)])
+
+    def pushed(self, replan: ReplanInfo) -> Plan:
+        """The plan of a re-plan."""
+        assert replan.generation, replan.reason
+        return decode_plan(self.world.store.read(plan_info, replan.plan).wire)
 
     def answered_late(self) -> ReplanInfo:
         """What becomes of an alarm for other arrivals within some quarters of an hour."""
@@ -87,11 +108,11 @@ class Pushed:
         return wanted is not None and wanted.plan_digest == self.others.digest
 
 
-def alarm_of(plan: Plan, cause: str) -> Alarm:
+def alarm_of(plan: Plan, cause: str, number: int = 1) -> Alarm:
     load = ModelLoad("branches", 20.0, 1500.0, 0, 0)
     return Alarm(
-        boot=BOOT, number=1, at_us=1, cause=cause, value=4.0, threshold=2.0, plan=plan.digest, loads=(load,),
-        samples=(),
+        boot=BOOT, number=number, at_us=1, cause=cause, value=4.0, threshold=2.0, plan=plan.digest,
+        loads=(load,), samples=(),
     )  # fmt: skip
 
 
@@ -172,3 +193,39 @@ def test_what_a_search_found_is_pushed_over_launch_intervals_that_the_device_too
         assert (replan.how, replan.outcome) == ("search", "pending") and replan.digest != wide.digest
     else:
         assert (replan.outcome, replan.reason) == ("no_gain", "something newer was desired meanwhile")
+
+
+def test_arrivals_that_moved_are_planned_for_from_the_plan_that_was_committed_since_their_alarm(
+    tmp_path: Path,
+) -> None:
+    """A search leaves the lanes of the plan that runs as they are: the operator's has two."""
+    rig = Pushed(tmp_path)
+    rig.others_pushed()
+    rig.reports(DeviceState.TRIAL, rig.runs)
+    alarm = alarm_of(rig.runs, "regime")
+    replan = rig.world.answered(alarm, lambda: rig.reports(DeviceState.COMMITTED, rig.others))
+    assert (replan.how, rig.pushed(replan).lanes) == ("search", 2)
+    assert rig.world.store.read(control_of, replan.replan) == rig.others.digest
+    rig.world.close()
+
+
+def test_what_a_search_found_against_a_plan_that_runs_no_longer_is_not_pushed_but_looked_for_again(
+    tmp_path: Path,
+) -> None:
+    """1. A re-plan's plan is on trial when arrivals move. 2. It is committed during the search for those,
+    which finds the same plan. 3. Against that itself nothing is better."""
+    rig = Pushed(tmp_path)
+    first = rig.world.answered(alarm_of(rig.runs, "variance"))
+    better = rig.pushed(first)
+    rig.reports(DeviceState.TRIAL, rig.runs)
+    rig.pool.meanwhile.append(lambda: rig.reports(DeviceState.COMMITTED, better))
+    second = rig.world.answered(alarm_of(rig.runs, "regime", number=2))
+    assert (second.outcome, second.generation) == ("no_gain", 0), "the plan that runs is not pushed"
+    assert second.reason.startswith("no plan to try")
+    assert rig.world.store.read(control_of, second.replan) == better.digest
+    rig.world.close()
+
+
+def control_of(session: Session, replan: int) -> str | None:
+    """The plan that a re-plan weighed others against."""
+    return session.scalar(select(ReplanRow.control).where(ReplanRow.replan == replan))

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from sqlalchemy import Connection, event, func, select
 from sqlalchemy.orm import Session
 
@@ -13,12 +14,23 @@ from stageloom.planner.store import plans
 from stageloom.planner.store.database import now_us
 from stageloom.planner.store.desired import Push, push
 from stageloom.planner.store.events import newest_events
+from stageloom.planner.store.generations import set_states
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.models import named_models
 from stageloom.planner.store.plans import add_plan
+from stageloom.planner.store.regimes import known_regimes
+from stageloom.planner.store.replans import end_replan
 from stageloom.planner.store.retention import Retention, tidy
 from stageloom.planner.store.store import Store
-from stageloom.planner.store.tables import AlarmRow, EventRow, GenerationRow, PlanRow, ReplanRow, Table
+from stageloom.planner.store.tables import (
+    AlarmRow,
+    EventRow,
+    GenerationRow,
+    PlanRow,
+    RegimeRow,
+    ReplanRow,
+    Table,
+)
 from stageloom.planner.store.unused_plans import delete_unused_plans, unused_plans
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.ids import DeviceId
@@ -27,6 +39,7 @@ from stageloom.shared.plan import Plan
 from stageloom.shared.search.compose import ModelChoice, compose
 from tests.store.helpers import NANO, add_model, enrol, small_plan
 from tests.store.migrated import new_store
+from tests.store.test_replan_view import Rig
 
 KEPT = 5
 KEEP = Retention(0.0, 0.0, 0.0, KEPT)
@@ -154,6 +167,33 @@ def test_plans_of_replans_without_a_search_go_once_nothing_refers_to_them(
         assert {info.plan for info in plans.plan_infos(session)} == {"first", "arranged", "ios", "search"}
 
 
+def test_plans_that_the_library_or_a_re_plan_compares_with_stay(
+    store: Store, plan: Plan, clock: ManualClock
+) -> None:
+    """What a winner took the place of is gone back to; what ran at an alarm tells launch intervals apart."""
+    made = {
+        name: replace(plan, lanes=lanes) for lanes, name in enumerate(("won", "before", "ran", "gone"), 2)
+    }
+    for name, one in made.items():
+        store.write(add_plan, name, one, "arranged")
+    store.write(keep_entry, made["won"], made["before"])
+    LinkStore(store).record_alarm(NANO, structs.replace(alarm(1), plan=made["ran"].digest))
+    clock.advance(7_200.0)
+    tidy_all(store)
+    with store.database.read() as session:
+        assert {info.plan for info in plans.plan_infos(session)} == {"first", "won", "before", "ran"}
+
+
+def keep_entry(session: Session, won: Plan, replaced: Plan) -> None:
+    """One plan took the place of another in the library of the device."""
+    entry = RegimeRow(
+        device=NANO, boot=7, sequence=1, environment="cpu-2-core", won=won.digest,
+        won_structure=won.structure, lost_structure=replaced.structure, replaced=replaced.digest,
+        loads=b"", at_us=1,
+    )  # fmt: skip
+    session.add(entry)
+
+
 def test_a_plan_that_is_pushed_after_it_was_found_unused_stays(
     store: Store, plan: Plan, clock: ManualClock
 ) -> None:
@@ -165,6 +205,36 @@ def test_a_plan_that_is_pushed_after_it_was_found_unused_stays(
     assert store.write(delete_unused_plans, names) == 1
     with store.database.read() as session:
         assert {info.plan for info in plans.plan_infos(session)} == {"first", "pushed"}
+
+
+def winners(store: Store) -> list[Plan]:
+    return [one.winner for one in store.read(known_regimes, NANO, "cpu-2-core")]
+
+
+@pytest.mark.parametrize("pushed_by", ["replan", "operator"])
+def test_a_winner_that_was_rolled_back_stays_out_of_the_library_once_nothing_tells_so_any_more(
+    store: Store, tmp_path: Path, clock: ManualClock, pushed_by: str
+) -> None:
+    """1. Two plans win. 2. One is rolled back later. 3. Newer re-plans and generations push that out."""
+    rig = Rig(store, tmp_path)
+    bad, good = (replace(rig.runs, lanes=lanes) for lanes in (2, 3))
+    rig.replanned(bad, "commit")
+    rig.replanned(good, "commit")
+    assert winners(store) == [good, bad]
+    clock.advance(60.0)
+    if pushed_by == "replan":
+        rig.replanned(bad, "rolled_back")
+    else:
+        store.write(add_plan, "bad", bad, "search")
+        told = store.write(push, Push(device=NANO, plan="bad", decided_by="operator"))
+        end = (NANO, told.epoch, told.generation, DeviceState.ROLLED_BACK, "", 1)
+        store.write(set_states, [end])
+    for _ in range(KEPT + 1):
+        store.write(end_replan, rig.replan(rig.runs), "nothing to try")
+        store.write(push, Push(device=NANO, plan="runs", decided_by="operator"))
+    tidy_all(store)
+    assert count(store, ReplanRow) == KEPT
+    assert winners(store) == [good]
 
 
 def test_twice_the_plans_and_generations_take_about_twice_as_long_to_look_at(
