@@ -56,6 +56,11 @@ def floats(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
+def integers(*shape: int, kind: type) -> np.ndarray:
+    limits = np.iinfo(np.int8 if kind is np.int32 else kind)
+    return np.random.default_rng(0).integers(limits.min, limits.max, shape, dtype=kind, endpoint=True)
+
+
 def whole(*values: int | list[int]) -> np.ndarray:
     return np.array(values, np.int64)
 
@@ -132,6 +137,13 @@ SELDOM: list[Older] = [
        {"mode": mode, "coordinate_transformation_mode": place})
       for scale in (0.7, 0.9, 0.35)
       for mode, place in (("nearest", "asymmetric"), ("linear", "half_pixel"), ("linear", "align_corners"))),
+    # onnxruntime cuts fractions of integers off
+    *(("Resize", 13, [integers(1, 2, 5, 7, kind=kind)],
+       {"roi": np.array([], np.float32), "scales": np.array([1, 1, *scales], np.float32)},
+       {"mode": "linear", "coordinate_transformation_mode": place})
+      for kind in (np.uint8, np.int8, np.int32)
+      for scales in ((2, 4), (0.5, 2))
+      for place in ("half_pixel", "asymmetric")),
     # alpha and beta are given to the activations that use one
     ("LSTM", 14, of_gates(4, 1), {},
      {"hidden_size": 2, "activations": ["Sigmoid", "LeakyRelu", "Tanh"], "activation_alpha": [0.3]}),
@@ -237,6 +249,19 @@ def test_what_nothing_lowers_is_named() -> None:
     model = single("NonZero", 13, ["x0"], [floats(3)], {}, ["y"], {})
     with pytest.raises(Unsupported, match=r"^NonZero$"):
         lower_whole(model, [floats(3)])
+
+
+@pytest.mark.parametrize(
+    ("scale", "attributes"),
+    [(2, {"mode": "cubic"}), (3, {"mode": "linear"}), (2, {"mode": "linear", "antialias": 1})],
+)
+def test_a_resize_of_integers_that_depends_on_rounding_is_not_lowered(
+    scale: int, attributes: Mapping[str, object]
+) -> None:
+    scales = {"roi": np.array([], np.float32), "scales": np.array([1, 1, scale, scale], np.float32)}
+    x = integers(1, 1, 4, 4, kind=np.uint8)
+    with pytest.raises(Unsupported, match="rounding decides"):
+        lower_whole(single("Resize", 18, ["x"], [x], scales, ["y"], attributes), [x])
 
 
 def test_a_shape_from_a_value_that_is_computed_is_named() -> None:
