@@ -330,6 +330,8 @@ def reshaped(source: Sequence[int], made: Sequence[int], at: AxisRange) -> AxisR
 
 def _reshape(run: NodeRun, node: OnnxNode, at: AxisRange) -> NodeReads:
     """Reshape, Flatten, Squeeze, Unsqueeze, by shapes alone; a Reshape's sizes follow."""
+    if node.kind == "Squeeze" and not _named_axes(run, node):
+        raise _refuse(node, at)  # it would also remove that dimension of a half of extent 1
     made = run.shape(node.outputs[0])
     found = reshaped(run.shape(node.inputs[0]), made, at)
     if found is None:
@@ -344,6 +346,13 @@ def _reshape(run: NodeRun, node: OnnxNode, at: AxisRange) -> NodeReads:
         elif sizes[at.dim] == 0 and found.extent != at.extent:
             raise _refuse(node, at)
     return NodeReads((found, *(None for _ in node.inputs[1:])), numbers=numbers)
+
+
+def _named_axes(run: NodeRun, node: OnnxNode) -> bool:
+    """Whether a Squeeze says which axes it removes; an empty list is none."""
+    if len(node.inputs) > 1 and node.inputs[1]:
+        return run.numbers.get(node.inputs[1]) != ()
+    return bool(node.integers("axes"))
 
 
 def _expand(run: NodeRun, node: OnnxNode, at: AxisRange) -> NodeReads:

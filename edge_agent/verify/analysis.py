@@ -11,7 +11,7 @@ inputs and is large; rounding elsewhere happens on all inputs and is small.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -55,6 +55,11 @@ class Ending:
 
     heads: tuple[Head, ...]
     only_heads: bool  # nothing else is in it
+
+    def of_shown(self, names: Collection[str]) -> "Ending":
+        """Return it without the heads whose input is none of `names`: these are judged by what they make."""
+        heads = tuple(head for head in self.heads if head.reads in names)
+        return Ending(heads, self.only_heads and heads == self.heads)
 
 
 def makers_of(model: "onnx.ModelProto") -> "dict[str, onnx.NodeProto]":

@@ -33,7 +33,7 @@ from stageloom.edge_agent.verify.standards import (
 from stageloom.shared.artifact import Artifact, open_artifact, write_artifact
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.graph import Graph
-from stageloom.shared.importer.values import infer_values
+from stageloom.shared.importer.values import Value, infer_values
 
 if TYPE_CHECKING:
     import numpy as np
@@ -131,11 +131,15 @@ def seed_model(
     model.ParseFromString(artifact.onnx_bytes())
     inputs = [feeds for attempt in range(2) for feeds in draw_pair(tensors, ranges, attempt, rng)]
     names = seed_weights(model, inputs[:_CALIBRATION_INPUTS], rng)
-    values = infer_values(model)
+    # Inference does not know what custom operators make. Of open dimensions the graph has the largest sizes.
+    fixed = () if artifact.graph.ranges else artifact.graph.tensors
+    values = infer_values(model, {t.name: Value(t.dtype, t.shape) for t in fixed})
     makers = makers_of(model)
     endings = {name: ending_of(makers, name) for name in _crossing(artifact.graph)}
     hidden = dict.fromkeys(head.reads for ending in endings.values() for head in ending.heads)
     graph = with_probes(artifact.graph, model, hidden, values)
+    shown = {graph.tensors[t].name for t in (*graph.inputs, *graph.outputs)}
+    endings = {name: ending.of_shown(shown) for name, ending in endings.items()}
     if names or graph is not artifact.graph:
         path = folder / "seeded.artifact"
         write_artifact(path, graph, model.SerializeToString())
@@ -244,11 +248,7 @@ def _around_heads(seeded: Seeded, names: Sequence[str]) -> Iterable[str]:
 
 
 def _heads(seeded: Seeded, name: str) -> Sequence[Head]:
-    """Return the heads behind a tensor that read an input or output of the (probed) graph."""
-    graph = seeded.artifact.graph
-    shown = {graph.tensors[t].name for t in (*graph.inputs, *graph.outputs)}
-    ending = seeded.endings.get(name)
-    return [head for head in ending.heads if head.reads in shown] if ending else ()
+    return seeded.endings[name].heads if name in seeded.endings else ()
 
 
 def _standards(

@@ -43,11 +43,10 @@ def build_graph(model: onnx.ModelProto, values: Mapping[str, Value], borders: Bo
     """
     weights = {weight.name: weight for weight in model.graph.initializer}
     outputs = [output.name for output in model.graph.output]
-    for name in outputs:
-        if why := values.get(name, UNKNOWN).unfit:
+    for output in model.graph.output:
+        if why := values.get(output.name, UNKNOWN).unfit:
             raise ModelError(
-                f"unsupported: output {name[:80]!r}: {why}",
-                remedy=_remedy_of_output(name, model),
+                f"unsupported: output {output.name[:80]!r}: {why}", remedy=_remedy_of_output(output, model)
             )
     nodes = [_view(node, weights) for node in model.graph.node]
     unfit: dict[str, str] = {}
@@ -93,14 +92,18 @@ def _require_signature(graph: Graph) -> None:
                 )
 
 
-def _remedy_of_output(name: str, model: onnx.ModelProto) -> str:
-    maker = next((node.op_type for node in model.graph.node if name in node.output), "")
-    if maker == "ZipMap":  # what converters of scikit-learn's classifiers end with unless they are told
-        return (
+def _remedy_of_output(output: onnx.ValueInfoProto, model: onnx.ModelProto) -> str:
+    labels = output.type.tensor_type.elem_type == onnx.TensorProto.STRING
+    remedies = ["train or convert the model with integer labels, or remove that output"] if labels else []
+    zipped = {name for node in model.graph.node if node.op_type == "ZipMap" for name in node.output}
+    if output.name in zipped or (
+        labels and zipped
+    ):  # converters of scikit-learn's classifiers end so, unless told
+        remedies.append(
             "convert the classifier with options={'zipmap': False} (skl2onnx) or zipmap=False (onnxmltools), "
             "which makes the probabilities one tensor"
         )
-    return "export the model so that its outputs are tensors of fixed shape"
+    return "; ".join(remedies) or "export the model so that its outputs are tensors of fixed shape"
 
 
 def _view(node: onnx.NodeProto, weights: Mapping[str, object]) -> NodeView:

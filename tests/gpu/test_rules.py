@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +30,7 @@ from stageloom.shared.plan import ExecutorOptions, Member
 from tests.executor.contract.schedules import StepMaker, graph_of, merged, plan_of, random_streams
 from tests.executor.models import artifact_of, difference, random_inputs
 from tests.executor.torch.steps import KEY, answer_of, halves, load, members, run, wrong
+from tests.lowering.test_operators import OUTSIDE, OUTSIDE_IDS, run_alone
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
@@ -357,3 +359,20 @@ def test_two_halves_and_a_move_on_the_device(executor: TorchCudaExecutor, model:
     inputs = random_inputs(model.graph, 1)
     run(executor, steps.step(0, {0: (ONE, 1)}), {ONE: [inputs]})
     assert not wrong(model, inputs, run(executor, steps.step(0, {1: (ONE, 1)}))[ONE])
+
+
+@pytest.mark.parametrize(
+    ("kind", "opset", "inputs", "which", "taken", "attributes"), OUTSIDE, ids=OUTSIDE_IDS
+)
+def test_a_place_that_is_not_there_is_the_nearest_one_and_ends_nothing(
+    kind: str,
+    opset: int,
+    inputs: Sequence[np.ndarray],
+    which: int,
+    taken: np.ndarray,
+    attributes: Mapping[str, object],
+) -> None:
+    """A failed assertion on the device would end all work of the process, whoever's task it was."""
+    found = run_alone(kind, opset, inputs, attributes, "cuda")
+    wanted = run_alone(kind, opset, [*inputs[:which], taken, *inputs[which + 1 :]], attributes, "cpu")
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)

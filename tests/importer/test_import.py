@@ -275,6 +275,28 @@ def test_a_classifier_that_ends_in_a_map_is_refused_with_the_converters_option(t
         import_model(path, shapes={}, out_dir=tmp_path / "out")
 
 
+@pytest.mark.parametrize("with_map", [False, True])
+def test_a_classifier_with_string_labels_is_refused_with_what_makes_them_integers(
+    tmp_path: Path, with_map: bool
+) -> None:
+    """Tensors of fixed shape they may be: that is no remedy. Both hints are given at once."""
+    nodes = [helper.make_node("Cast", ["x"], ["label"], to=TensorProto.STRING)]
+    outputs = [info("label", [1, 3], TensorProto.STRING)]
+    if with_map:
+        nodes.append(
+            helper.make_node("ZipMap", ["x"], ["y"], domain="ai.onnx.ml", classlabels_strings=["a", "b", "c"])
+        )
+        map_of = helper.make_map_type_proto(
+            TensorProto.STRING, helper.make_tensor_type_proto(TensorProto.FLOAT, ())
+        )
+        outputs.append(helper.make_value_info("y", helper.make_sequence_type_proto(map_of)))
+    model = model_of(nodes, [info("x", [1, 3])], outputs, extra_domains=["ai.onnx.ml"])
+    with pytest.raises(ModelError, match=r"'label': string tensors.*integer labels, or remove") as refused:
+        _report(model, tmp_path)
+    assert ("zipmap" in str(refused.value)) == with_map
+    assert "fixed shape" not in str(refused.value)
+
+
 @pytest.mark.promise("runs-overrule-claims-shapes")
 def test_a_run_overrules_a_false_shape_claim(tmp_path: Path) -> None:
     body = helper.make_graph(

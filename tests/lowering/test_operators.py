@@ -14,8 +14,9 @@ from onnx.backend.test.case import node as cases
 
 from benchmarks.onnx_conformance import Verdict, figures, node_tests, run_test
 from benchmarks.whole_model import lower_whole
-from stageloom.edge_agent.lowering.dtypes import NeedsConstant, Unsupported
-from stageloom.edge_agent.lowering.node import Lowered, Node, operator, operators
+from stageloom.edge_agent.lowering.dtypes import NeedsConstant, Precision, Unsupported
+from stageloom.edge_agent.lowering.node import Lowered, Node, Spec, WeightStore, operator, operators
+from stageloom.edge_agent.lowering.trace import NodeTracer
 
 MODULES = (
     "argmax", "attention", "cast", "clip", "concat", "conv", "convtranspose", "cumsum", "dequantizelinear",
@@ -55,7 +56,12 @@ def floats(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def whole(*values: int) -> np.ndarray:
+def integers(*shape: int, kind: type) -> np.ndarray:
+    limits = np.iinfo(np.int8 if kind is np.int32 else kind)
+    return np.random.default_rng(0).integers(limits.min, limits.max, shape, dtype=kind, endpoint=True)
+
+
+def whole(*values: int | list[int]) -> np.ndarray:
     return np.array(values, np.int64)
 
 
@@ -131,6 +137,13 @@ SELDOM: list[Older] = [
        {"mode": mode, "coordinate_transformation_mode": place})
       for scale in (0.7, 0.9, 0.35)
       for mode, place in (("nearest", "asymmetric"), ("linear", "half_pixel"), ("linear", "align_corners"))),
+    # onnxruntime cuts fractions of integers off
+    *(("Resize", 13, [integers(1, 2, 5, 7, kind=kind)],
+       {"roi": np.array([], np.float32), "scales": np.array([1, 1, *scales], np.float32)},
+       {"mode": "linear", "coordinate_transformation_mode": place})
+      for kind in (np.uint8, np.int8, np.int32)
+      for scales in ((2, 4), (0.5, 2))
+      for place in ("half_pixel", "asymmetric")),
     # alpha and beta are given to the activations that use one
     ("LSTM", 14, of_gates(4, 1), {},
      {"hidden_size": 2, "activations": ["Sigmoid", "LeakyRelu", "Tanh"], "activation_alpha": [0.3]}),
@@ -238,15 +251,24 @@ def test_what_nothing_lowers_is_named() -> None:
         lower_whole(model, [floats(3)])
 
 
+@pytest.mark.parametrize(
+    ("scale", "attributes"),
+    [(2, {"mode": "cubic"}), (3, {"mode": "linear"}), (2, {"mode": "linear", "antialias": 1})],
+)
+def test_a_resize_of_integers_that_depends_on_rounding_is_not_lowered(
+    scale: int, attributes: Mapping[str, object]
+) -> None:
+    scales = {"roi": np.array([], np.float32), "scales": np.array([1, 1, scale, scale], np.float32)}
+    x = integers(1, 1, 4, 4, kind=np.uint8)
+    with pytest.raises(Unsupported, match="rounding decides"):
+        lower_whole(single("Resize", 18, ["x"], [x], scales, ["y"], attributes), [x])
+
+
 def test_a_shape_from_a_value_that_is_computed_is_named() -> None:
     nodes = [
         helper.make_node("Cast", ["x"], ["n"], to=onnx.TensorProto.INT64),
         helper.make_node("Reshape", ["x", "n"], ["y"]),
     ]
-    from stageloom.edge_agent.lowering.dtypes import Precision
-    from stageloom.edge_agent.lowering.node import Spec, WeightStore
-    from stageloom.edge_agent.lowering.trace import NodeTracer
-
     store = WeightStore(torch.device("cpu"), Precision.FP32)
     trace = NodeTracer(store, {}, opset=17, batch=1, channels_last=False)
     trace.add_input("x", Spec((4,), torch.float32))
@@ -264,3 +286,65 @@ def test_an_operator_is_registered_once() -> None:
     register: Callable[[Callable[[Node], Lowered]], object] = operator("Conv")
     with pytest.raises(ValueError, match="twice"):
         register(again)
+
+
+Outside = tuple[str, int, Sequence[np.ndarray], int, np.ndarray, Mapping[str, object]]
+
+OUTSIDE: list[Outside] = [  # operator, opset, inputs, which are places, the nearest ones, attributes
+    ("Gather", 13, [floats(4, 5), whole(1, 4, -9)], 1, whole(1, 3, 0), {}),
+    ("GatherElements", 13, [floats(2, 3), whole([0, 3, -4])], 1, whole([0, 1, 0]), {}),
+    ("GatherND", 13, [floats(3, 4), whole([0, 9], [2, 1])], 1, whole([0, 3], [2, 1]), {}),
+    ("GatherND", 13, [floats(2, 3, 4), whole([3], [0])], 1, whole([2], [0]), {"batch_dims": 1}),
+    ("ScatterElements", 18, [floats(4), whole(1, 7), floats(2)], 1, whole(1, 3), {}),
+    ("ScatterElements", 18, [floats(4), whole(1, 7), floats(2)], 1, whole(1, 3), {"reduction": "add"}),
+    ("ScatterND", 18, [floats(3, 4), whole([0, 5], [2, 1]), floats(2)], 1, whole([0, 3], [2, 1]), {}),
+    ("TensorScatter", 24, [floats(1, 4, 2), floats(1, 1, 2), whole(9)], 2, whole(3), {}),
+    ("RotaryEmbedding", 23, [floats(1, 2, 3, 4), floats(5, 2), floats(5, 2), whole([0, -2, 4])], 3,
+     whole([0, 0, 4]), {}),
+    ("ReverseSequence", 10, [floats(4, 2), whole(3, 9)], 1, whole(3, 4), {}),
+    ("NegativeLogLikelihoodLoss", 13, [floats(2, 3), whole(1, 5)], 1, whole(1, 2), {}),
+]  # fmt: skip
+"""Places that are not there, and those that a GPU takes for them."""
+OUTSIDE_IDS = [f"{case[0]}-{i}" for i, case in enumerate(OUTSIDE)]
+
+
+def run_alone(
+    kind: str, opset: int, inputs: Sequence[np.ndarray], attributes: Mapping[str, object], device: str
+) -> np.ndarray:
+    """The only output of one node whose inputs are all computed."""
+    names = [f"x{i}" for i in range(len(inputs))]
+    trace = NodeTracer(
+        WeightStore(torch.device(device), Precision.FP32), {}, opset=opset, batch=1, channels_last=False
+    )
+    values = [torch.from_numpy(value) for value in inputs]
+    for name, value in zip(names, values, strict=True):
+        trace.add_input(name, Spec(tuple(value.shape), value.dtype))
+    traced = trace.visit(helper.make_node(kind, names, ["y"], **attributes))
+    assert traced is not None
+    made = traced.kernel.run(*(value.to(device) for value in values))
+    assert isinstance(made, torch.Tensor)
+    return made.cpu().numpy()
+
+
+@pytest.mark.parametrize(
+    ("kind", "opset", "inputs", "which", "taken", "attributes"), OUTSIDE, ids=OUTSIDE_IDS
+)
+def test_a_place_that_is_not_there_fails_on_the_processor(
+    kind: str,
+    opset: int,
+    inputs: Sequence[np.ndarray],
+    which: int,
+    taken: np.ndarray,
+    attributes: Mapping[str, object],
+) -> None:
+    with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)"):
+        run_alone(kind, opset, inputs, attributes, "cpu")
+    run_alone(kind, opset, [*inputs[:which], taken, *inputs[which + 1 :]], attributes, "cpu")
+
+
+@pytest.mark.parametrize("places", [np.array(7), whole(0, 4), whole(-5)])
+def test_a_gather_of_constant_places_that_are_not_there_is_not_lowered(places: np.ndarray) -> None:
+    """A GPU would end with the first task; and a single place must not be counted round."""
+    model = single("Gather", 13, ["x"], [floats(4, 5)], {"i": places}, ["y"], {})
+    with pytest.raises(Unsupported, match="not there"):
+        lower_whole(model, [floats(4, 5)])

@@ -351,6 +351,30 @@ def test_a_sum_over_an_axis_is_not_split_there() -> None:
     assert {axis.axis for axis in split_axes(run, "ReduceMean")} == {Axis.ROWS}
 
 
+@pytest.mark.parametrize(
+    ("inputs", "attributes", "named"),
+    [
+        (("x",), {}, False),
+        (("x", ""), {}, False),
+        (("x", "none"), {}, False),
+        (("x", "axes"), {}, True),
+        (("x",), {"axes": (2, 3)}, True),
+    ],
+)
+def test_a_squeeze_is_split_only_if_it_names_its_axes(
+    inputs: tuple[str, ...], attributes: Mapping[str, tuple[int, ...]], named: bool
+) -> None:
+    """Otherwise a half of extent 1 loses the dimension that the halves are joined along."""
+    node = OnnxNode("Squeeze", inputs, ("y",), attributes)
+    shapes = {"x": (4, 8, 1, 1), "y": (4, 8), "axes": (2,), "none": (0,)}
+    run = NodeRun((node,), shapes, frozenset({"axes", "none"}), {"axes": (2, 3), "none": ()}, ("y",))
+    assert [axis.axis for axis in split_axes(run, "Conv")] == ([Axis.BATCH, Axis.CHANNELS] if named else [])
+    if not named:
+        with pytest.raises(Unsplittable, match="Squeeze is not split") as error:
+            halves_of(run, 1, 1)
+        assert error.value.rule == "axis"
+
+
 def test_roles_of_a_plan_without_splits_are_whole() -> None:
     graph = image_chain(2)
     plan = Plan(

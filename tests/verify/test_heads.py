@@ -18,6 +18,7 @@ from stageloom.shared.bitmask import bits
 from stageloom.shared.errors import ExitCode
 from stageloom.shared.graph import Graph, Operator
 from stageloom.shared.ids import TensorId
+from tests.importer.models import model_of
 from tests.verify.broken import Broken, DroppedEdge, OtherRounding, StaleSlot, SwappedGroups
 from tests.verify.heads import ROUNDED, SATURATED, head_artifact
 from tests.verify.models import image, imported_model, make_model
@@ -184,3 +185,48 @@ def test_what_onnxruntime_computes_in_two_ways_itself_is_neither_right_nor_wrong
     assert report.doubtful and not report.agrees
     assert report.noise > report.tolerance
     assert "CANNOT JUDGE" in report.to_text()
+
+
+def behind_a_convolution(nodes: list[onnx.NodeProto], shape: list[int], folder: Path) -> Artifact:
+    """`nodes` make y of `shape` out of c [1, 4, 6, 6]."""
+    weights = {
+        "w": np.random.default_rng(5).standard_normal((4, 4, 1, 1)).astype(np.float32),
+        "flat": np.array([-1]),
+        "none": np.zeros((), np.float32),
+        "first": np.array([0]),
+        "second": np.array([1]),
+    }
+    model = model_of(
+        [helper.make_node("Conv", ["x", "w"], ["c"]), *nodes],
+        [image("x", 1, 4, 6, 6)],
+        [image("y", *shape)],
+        weights,
+        extra_domains=["com.microsoft"],
+    )
+    return imported_model(model, folder)
+
+
+def test_what_a_head_reads_behind_a_custom_operator_is_compared(tmp_path: Path) -> None:
+    """Inference knows no shape from there on; the import does."""
+    nodes = [
+        helper.make_node("FastGelu", ["c"], ["g"], domain="com.microsoft"),
+        helper.make_node("Conv", ["g", "w"], ["z"]),
+        helper.make_node("Sigmoid", ["z"], ["y"]),
+    ]
+    report = check(behind_a_convolution(nodes, [1, 4, 6, 6], tmp_path), OnnxExecutor())
+    assert [before.tensor for before in report.before] == ["z"]
+    assert {one.tensor for one in report.compared} == {"c", "g", "y", "z"}
+    assert report.exit_code is ExitCode.OK, report.to_text()
+
+
+def test_a_head_that_reads_what_varies_in_shape_is_judged_itself(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Reshape", ["c", "flat"], ["f"]),
+        helper.make_node("Greater", ["f", "none"], ["above"]),
+        helper.make_node("Compress", ["f", "above"], ["z"]),
+        helper.make_node("Sigmoid", ["z"], ["s"]),
+        helper.make_node("Slice", ["s", "first", "second"], ["y"]),
+    ]
+    report = check(behind_a_convolution(nodes, [1], tmp_path), OnnxExecutor())
+    assert report.before == ()
+    assert report.exit_code is ExitCode.OK, report.to_text()

@@ -7,6 +7,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from stageloom.edge_agent.lowering.dtypes import Unsupported
+from stageloom.edge_agent.lowering.families.indexing import inside
 from stageloom.edge_agent.lowering.node import Lowered, Node, operator
 
 
@@ -151,8 +152,8 @@ def rotary_embedding(node: Node) -> Lowered:
         size = width or x.shape[3]
         rotated, kept = x[..., :size], x[..., size:]
         if positions is not None:
-            places = positions.to(torch.int64)
-            cosine, sine = cosine[places], sine[places]
+            places = inside(positions.to(torch.int64), cosine.shape[0])
+            cosine, sine = functional.embedding(places, cosine), functional.embedding(places, sine)
         cosine, sine = cosine.unsqueeze(2), sine.unsqueeze(2)
         if interleaved:
             one, two = rotated[..., 0::2], rotated[..., 1::2]

@@ -9,19 +9,35 @@ from torch import Tensor
 from stageloom.edge_agent.lowering.dtypes import Unsupported
 from stageloom.edge_agent.lowering.node import Lowered, Node, operator
 
+_NOWHERE = -(1 << 40)
+"""A flat place that no tensor has, whatever is added to it."""
+
+
+def inside(place: Tensor, extent: int) -> Tensor:
+    """Move places that a GPU would look for outside 0..extent - 1 to the nearest inside.
+
+    One wrong place of one task would end all work that the process has there. On the processor torch raises,
+    and the task fails.
+    """
+    return place.clamp(0, extent - 1) if place.is_cuda else place
+
 
 def _counted(index: Tensor, extent: int) -> Tensor:
-    """Return indices counted from the front, as int64."""
+    """Return indices counted from the front, as int64; see `inside`."""
     wide = index.to(torch.int64)
-    return torch.where(wide < 0, wide + extent, wide)
+    return inside(torch.where(wide < 0, wide + extent, wide), extent)
 
 
 def _flat_places(index: Tensor, extents: Sequence[int]) -> Tensor:
-    """Return row-major places of the coordinates in the last dimension of `index`."""
-    steps = [prod(extents[i + 1 :]) for i in range(len(extents))]
-    place = sum(
-        _counted(index[..., i], n) * step for i, (n, step) in enumerate(zip(extents, steps, strict=True))
-    )
+    """Return row-major places of the coordinates in the last dimension of `index`.
+
+    A coordinate outside its extent leads nowhere: with the others it might name another element.
+    """
+    place: Tensor | int = 0
+    for i, extent in enumerate(extents):
+        found = _counted(index[..., i], extent)
+        step = found * prod(extents[i + 1 :])
+        place = place + (step if found.is_cuda else step.where((found >= 0) & (found < extent), _NOWHERE))
     assert isinstance(place, Tensor)
     return place
 
@@ -32,7 +48,9 @@ def gather(node: Node) -> Lowered:
     source, shape = node.shape(0), node.shape(1)
     extent = source[axis]
     made = [*source[:axis], *shape, *source[axis + 1 :]]
-    place = int(node.constant(1)) % max(extent, 1) if node.is_constant(1) and not shape else None
+    if node.is_constant(1) and (node.constant(1) != node.constant(1).clip(-extent, extent - 1)).any():
+        raise Unsupported("Gather of constant places that are not there")
+    place = int(node.constant(1)) % extent if node.is_constant(1) and not shape else None
     # A constant input's indices from the front, on the device.
     known = node.derive(1, ("counted", extent), lambda value: _counted(value, extent))
     table = node.take(0)
@@ -123,7 +141,7 @@ def tensor_scatter(node: Node) -> Lowered:
         place = steps if start is None else steps + start.to(torch.int64).view(per_sample)
         if circular:
             place = place.remainder(shape[axis])
-        return cache.scatter(axis, place.expand(update_shape), update)
+        return cache.scatter(axis, inside(place, shape[axis]).expand(update_shape), update)
 
     return run
 
@@ -174,8 +192,8 @@ def reverse_sequence(node: Node) -> Lowered:
     trailing = [1] * (len(shape) - 2)
 
     def run(x: Tensor, lengths: Tensor) -> Tensor:
-        length = lengths.to(torch.int64).unsqueeze(time)
-        place = torch.where(steps < length, length - 1 - steps, steps)
+        last = inside(lengths.to(torch.int64) - 1, shape[time]).unsqueeze(time)
+        place = torch.where(steps <= last, last - steps, steps)
         place = place.reshape(*place.shape, *trailing).expand(shape)
         return torch.gather(x, time, place)
 

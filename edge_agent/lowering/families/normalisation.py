@@ -8,6 +8,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from stageloom.edge_agent.lowering.dtypes import unhalved
+from stageloom.edge_agent.lowering.families.indexing import inside
 from stageloom.edge_agent.lowering.node import Kernel, Lowered, Node, operator
 
 
@@ -215,7 +216,7 @@ def _loss(
     """Classes along axis 1. What is ignored weighs nothing, in the mean's divisor too."""
     target = target.to(torch.int64)
     skip = torch.zeros_like(target, dtype=torch.bool) if ignored is None else target == int(ignored)
-    place = torch.where(skip, torch.zeros_like(target), target)
+    place = inside(torch.where(skip, torch.zeros_like(target), target), likelihood.shape[1])
     chosen = -torch.gather(likelihood, 1, place.unsqueeze(1)).squeeze(1)
     weights = torch.ones_like(chosen) if weight is None else weight[place]
     weights = torch.where(skip, torch.zeros_like(weights), weights)
