@@ -438,14 +438,14 @@ def combined_block_key(session: Session, plan: Plan, combined_block: int) -> tup
 
 
 def open_requests(session: Session, requests: Sequence[int]) -> list[int]:
-    """Those of the requests, for operators or stages, that are not answered yet."""
-    return [
+    """Those of the requests, for operators or stages, that are not answered yet; ascending."""
+    return sorted(
         number
         for table in (ProfileRow, StageProfileRow)
         for number in session.scalars(
             select(table.request).where(table.request.in_(requests), table.answered_at_us.is_(None))
         )
-    ]
+    )
 
 
 def asked_executors(session: Session, requests: Sequence[int]) -> dict[int, ExecutorOptions]:
