@@ -159,6 +159,9 @@ def _split_request(store: ReadStore, info: PlanInfo, plan: Plan) -> PlanCreateRe
             for one in plan.further_executors
         ),
         resources=tuple(CoreSet(cores=one.cores) for one in plan.resources),
+        step_choice=plan.step_choice,
+        run_ahead=plan.run_ahead,
+        max_skips=plan.max_skips,
     )
 
 

@@ -6,7 +6,7 @@ plan. Both resources run one of the executors of which all that is known.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import combinations_with_replacement
 from typing import Final, NamedTuple
 
@@ -25,8 +25,9 @@ from stageloom.planner.store.machines import TRIED, Machine, machine_of
 from stageloom.planner.store.store import ReadStore
 from stageloom.shared.errors import InputError, PlanError
 from stageloom.shared.ids import DeviceId, Digest
-from stageloom.shared.plan import ExecutorOptions, Plan
-from stageloom.shared.search.compose import ModelChoice
+from stageloom.shared.plan import ExecutorOptions, Plan, QueueRule
+from stageloom.shared.search.arrangements import BY_DEADLINE
+from stageloom.shared.search.compose import ModelChoice, Rules
 from stageloom.shared.search.eop import at_best_home, eop_at_most, splitter, splitters
 from stageloom.shared.search.measured_splits import (
     OperatorNodes,
@@ -50,7 +51,7 @@ little on paper does not on a device (`docs/schedulers/eop.md`)."""
 
 _OURS: Final = (
     *("scheduler", "plan", "models", "device", "executor", "intra_op_threads"),
-    *("further_executors", "resources"),
+    *("further_executors", "resources", "step_choice", "run_ahead", "max_skips"),
 )
 """Fields of a request that a plan with splits heeds. Parts are measured in one precision, the usual one."""
 
@@ -87,6 +88,7 @@ class MeasuredModel(NamedTuple):
     nodes: OperatorNodes
     pair: ResourcePair
     times: tuple[SplitMeasurements, SplitMeasurements]
+    rules: Rules = Rules()
 
     @property
     def session_s(self) -> tuple[float, float]:
@@ -104,14 +106,14 @@ class MeasuredModel(NamedTuple):
         return candidate.splits > 0 and candidate.seconds < GAIN * self.session_s[0]
 
     def plan(self, choice: SplitChoice) -> Plan:
-        """The plan of a choice, with the model's rules.
+        """The plan of a choice, with the model's rules and the engine's.
 
         Raises:
             PlanError: it would not be legal.
         """
         model = self.choice
         made = split_plan(model.name, model.artifact, model.graph, choice, self.pair)
-        return replace(made, models=(replace(model.plan(), splits=choice.splits),))
+        return replace(made, models=(replace(model.plan(), splits=choice.splits),), **asdict(self.rules))
 
 
 def splits_operators(request: PlanCreateRequest) -> bool:
@@ -171,8 +173,15 @@ def make(store: ReadStore, request: PlanCreateRequest, device: DeviceId) -> Spli
 
 def clear_gain(store: ReadStore, request: PlanCreateRequest, device: DeviceId) -> SplitPlan | None:
     """What `eop` makes of a request for one model, where all is known and splits are predicted to take
-    clearly less than the faster resource alone."""
-    asked = replace_struct(request, scheduler=EOP)
+    clearly less than the faster resource alone. Tasks go by deadline, as in any plan of `auto`."""
+    asked = replace_struct(
+        request,
+        scheduler=EOP,
+        models=tuple(replace_struct(one, queue=QueueRule.DEADLINE) for one in request.models),
+        step_choice=BY_DEADLINE.step_choice,
+        run_ahead=BY_DEADLINE.run_ahead,
+        max_skips=BY_DEADLINE.max_skips,
+    )
     try:
         check_request(asked)
         measured, best = _least(store, asked, device)
@@ -189,7 +198,7 @@ def _least(
     (choice,) = model_choices(store, request.models)
     found = []
     for pair in _pairs(store, request, device, choice):
-        measured = measured_on(store, device, choice, pair)
+        measured = measured_on(store, device, choice, pair, _rules(request))
         if name == EOP:
             found += [(measured, one) for one in proposals(measured)]
         else:
@@ -244,7 +253,7 @@ def entrants(store: ReadStore, request: PlanCreateRequest, device: DeviceId) -> 
             return Entrants((), {})
         options = ExecutorOptions(name=request.executor, intra_op_threads=request.intra_op_threads)
         pair = ResourcePair((options, options), _cores(asked, machine, device))
-        measured = measured_on(store, device, choice, pair)
+        measured = measured_on(store, device, choice, pair, _rules(asked))
         proposed = proposals(measured)
     except (InputError, PlanError):  # what keeps `eop` from a plan keeps it from taking part, and no more
         return Entrants((), {})
@@ -257,8 +266,15 @@ def entrants(store: ReadStore, request: PlanCreateRequest, device: DeviceId) -> 
 # What is known
 
 
-def measured_on(store: ReadStore, device: DeviceId, choice: ModelChoice, pair: ResourcePair) -> MeasuredModel:
-    """What a device measured of a model on two resources; the faster one becomes the first.
+def _rules(request: PlanCreateRequest) -> Rules:
+    return Rules(step_choice=request.step_choice, run_ahead=request.run_ahead, max_skips=request.max_skips)
+
+
+def measured_on(
+    store: ReadStore, device: DeviceId, choice: ModelChoice, pair: ResourcePair, rules: Rules | None = None
+) -> MeasuredModel:
+    """What a device measured of a model on two resources; the faster one becomes the first. `rules`: of the
+    plans that are made of it.
 
     Raises:
         InputError: parts, hand-overs or the whole model were not measured on one of them, or onnx is not
@@ -268,7 +284,8 @@ def measured_on(store: ReadStore, device: DeviceId, choice: ModelChoice, pair: R
     if times[1].session_s < times[0].session_s:
         times.reverse()
         pair = ResourcePair(pair.executors[::-1], pair.cores[::-1])
-    return MeasuredModel(choice, operator_nodes(store, choice.artifact), pair, (times[0], times[1]))
+    nodes = operator_nodes(store, choice.artifact)
+    return MeasuredModel(choice, nodes, pair, (times[0], times[1]), rules or Rules())
 
 
 def _times(

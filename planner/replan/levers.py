@@ -16,7 +16,13 @@ from typing import Final
 from stageloom.planner.replan.judge import ModelDemand
 from stageloom.planner.replan.scene import WayTimes
 from stageloom.shared.plan import ExecutorOptions, Plan, QueueRule, StepChoice, Wait
-from stageloom.shared.search.arrangements import Times, arranged_plan, arrangements, patience_of
+from stageloom.shared.search.arrangements import (
+    BY_DEADLINE,
+    Times,
+    arranged_plan,
+    arrangements,
+    patience_of,
+)
 from stageloom.shared.search.compose import ModelChoice
 
 MOST_BLOCKS: Final = 8
@@ -24,8 +30,6 @@ MOST_BLOCKS: Final = 8
 
 BATCH_GAIN: Final = 0.9
 """A batch is worth it where a task of it takes at most this part of a task alone."""
-
-_OVERDUE_AFTER: Final = 1 << 10
 
 
 def levers(
@@ -73,7 +77,11 @@ def by_deadline(plan: Plan) -> Plan:
         for one in plan.models
     )
     return replace(
-        plan, models=models, step_choice=StepChoice.DEADLINE, max_skips=_OVERDUE_AFTER, run_ahead=1
+        plan,
+        models=models,
+        step_choice=BY_DEADLINE.step_choice,
+        max_skips=BY_DEADLINE.max_skips,
+        run_ahead=BY_DEADLINE.run_ahead,
     )
 
 

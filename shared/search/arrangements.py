@@ -53,9 +53,9 @@ after another on an H200 (`docs/results/README.md`, "On a GPU"); the engine's la
 GPU_BATCH: Final = 8
 """The largest batch of such a plan. Tasks that wait already share a step; none waits for others."""
 _BATCH_SHARE: Final = 0.5  # of the shortest patience: what a batch may take, were it no faster than its tasks
-_OVERDUE_AFTER: Final = 1 << 10
-"""Choices in which a block may be passed over: those of a cut model often are, for tasks that are due
-sooner."""
+BY_DEADLINE: Final = Rules(step_choice=StepChoice.DEADLINE, max_skips=1 << 10, run_ahead=1)
+"""The earliest deadline first over all models. Blocks of a cut model are often passed over for tasks that are
+due sooner; and what waits behind a step cannot be overtaken."""
 
 Times = Mapping[ExecutorOptions, float]
 """Seconds of one run of a whole model, by executor; infinity where it cannot run there."""
@@ -219,11 +219,7 @@ def arranged_plan(models: Sequence[ModelChoice], found: Arrangement, cores: Sequ
         scheduler="sequential",
         lanes=found.lanes,
         executor=options[0],
-        rules=Rules(
-            step_choice=StepChoice.DEADLINE,
-            max_skips=_OVERDUE_AFTER,
-            run_ahead=1,  # what waits behind a step cannot be overtaken
-        ),
+        rules=BY_DEADLINE,
     )
     if not found.width:
         return plan

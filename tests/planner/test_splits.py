@@ -3,10 +3,8 @@
 import dataclasses
 import json
 import pickle
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,7 +76,7 @@ from stageloom.shared.messages.telemetry import (
     TrialEnded,
 )
 from stageloom.shared.partition import Axis, Split
-from stageloom.shared.plan import ExecutorOptions, Plan, decode_plan
+from stageloom.shared.plan import ExecutorOptions, Plan, QueueRule, StepChoice, decode_plan
 from stageloom.shared.search.compose import ModelChoice, compose
 from stageloom.shared.search.eop import at_best_home, eop_at_most, splitters
 from stageloom.shared.search.job import run_search
@@ -191,17 +189,13 @@ def test_a_plan_from_what_is_known_has_splits_where_these_carry_clearly_more(
     """Tasks of 40 ms; at 4 ms what a step takes beside its inference tells, and two lanes carry more."""
     rig.measures("onnx", layer_us, handover_us=handover_us)
 
-    def submit(function: Callable[..., Any], *arguments: object) -> Future[Any]:
-        found: Future[Any] = Future()
-        found.set_result(function(rig.store, *arguments))
-        return found
-
-    context = planner_context(rig.store, ManualClock(), readers=SimpleNamespace(submit=submit))
+    context = planner_context(rig.store, ManualClock())
     reply = handler_of(PLAN_CREATE)(context, AUTO, OPERATOR)(running_job(ManualClock()))
     plan = decode_plan(reply.plan.wire)
     assert (reply.plan.scheduler, bool(plan.models[0].splits)) == (("eop", True) if more else ("auto", False))
     assert plan.lanes == (1 if more else 2)
     assert ("predicted to take" in reply.known) == more
+    assert (plan.step_choice, plan.models[0].queue.rule) == (StepChoice.DEADLINE, QueueRule.DEADLINE)
     if more:
         again = request_of(rig.store, rig.store.read(plan_info, reply.plan.plan))
         assert rig.made(replace(again, device=NANO))[0].digest == plan.digest

@@ -1,6 +1,6 @@
 """A planner as the API's handlers see it, without a process, and answers of handlers without HTTP."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from tests.planner.jobs import running_job
 
 Q = TypeVar("Q", bound=Request)
 R = TypeVar("R")
+T = TypeVar("T")
 
 OPERATOR = ApiCall(Principal("local", Role.ADMIN, "local"))
 
@@ -55,6 +56,21 @@ class QuietFleet:
         raise NotImplementedError
 
 
+class ReadersHere:
+    """Runs at once what is to be read beside the planner."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def submit(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
+        found: Future[T] = Future()
+        try:
+            found.set_result(function(self._store, *args, **kwargs))
+        except Exception as error:
+            found.set_exception(error)
+        return found
+
+
 def planner_context(
     store: Store,
     clock: Clock,
@@ -66,13 +82,14 @@ def planner_context(
 ) -> ApiContext:
     """A running planner on a store, without processes; tokens pin the certificate."""
     pool: Any = None
+    here: Any = ReadersHere(store)
     running = RunningPlanner(
         store=store,
         fleet=fleet or QuietFleet(),
         pool=pool,
         tokens=Tokens(),
         started_s=clock.monotonic_s(),
-        readers=readers,
+        readers=readers or here,
         certificate=certificate,
     )
     config = PlannerConfig(data_dir=store.data_dir, database_url=database_url)
