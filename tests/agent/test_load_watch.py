@@ -184,11 +184,13 @@ def test_the_trigger_learns_once_that_an_alarm_for_queues_was_dropped(
     assert len(unheard) == 1
 
 
+@pytest.mark.parametrize("drifts", [True, False])
 @pytest.mark.parametrize("heard", [True, False])
 def test_other_arrivals_are_told_again_after_a_restart_unless_the_planner_has_heard_of_them(
-    tmp_path: Path, *, heard: bool
+    tmp_path: Path, *, heard: bool, drifts: bool
 ) -> None:
-    """1. By day. 2. By night, and the planner may be away. 3. By night, after another start of the agent."""
+    """1. By day. 2. By night, and the planner may be away. A drift may take the alarm's place. 3. By night,
+    after another start of the agent."""
     plan = RunnablePlan(PlanRef(Digest("a" * 64), Origin.PLANNER), b"", ())
     facts = PlanFacts(plan.ref.digest, {}, {}, structure=Digest("d" * 64))
     for per_s, causes in ((DAY, []), (NIGHT, ["regime"]), (NIGHT, [] if heard else ["regime"])):
@@ -198,9 +200,22 @@ def test_other_arrivals_are_told_again_after_a_restart_unless_the_planner_has_he
         device = _watched(handled, chosen=file, box=box, arrivals_moved=lambda since_s: None, **plans)
         device.run(60.0, per_s)
         assert [one.cause for one in handled if isinstance(one, Alarm)] == causes
+        if drifts and causes:
+            box.take(raised(cause="drift"), "", device.driver.now)
         if heard:
-            box.acknowledged(AlarmAck(boot=1, number=1))
+            box.acknowledged(AlarmAck(boot=1, number=2 if drifts else 1))
         device.run(10.0, per_s)
+
+
+def test_what_is_told_once_is_not_heard_of_before_the_drift_that_took_its_place_is() -> None:
+    box, untold = AlarmBox(1), list[bool]()
+    for cause in ("drift", "regime", "drift"):
+        box.take(raised(cause=cause), "", 0.0)
+        untold.append(box.told_once)
+    for number in (1, 3):
+        box.acknowledged(AlarmAck(boot=1, number=number))
+        untold.append(box.told_once)
+    assert untold == [False, True, True, True, False]
 
 
 @pytest.mark.parametrize("heard", [True, False])
