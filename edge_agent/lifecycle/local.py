@@ -9,9 +9,10 @@ or differs in launch intervals alone, else on trial, for which autonomy must be 
 What comes of it: a plan that passes is last-known-good with origin local, and is told to the planner until
 the desired value changes. The planner adopts it by desiring the same digest, or desires another plan, which
 is then tried against it. That may be during the probation already, which it ends: then the plan made here
-runs on, and is told once a session, so that the planner knows what its device runs. One that fails is not
-tried again in this environment; one that lost its trial is not tried again under other launch intervals
-either.
+runs on, and is told once a session, so that the planner knows what its device runs. So does another power
+mode, in which the desired plan is tried again; there the plan made here is told if that loses. One that fails
+is not tried again in this environment; one that lost its trial is not tried again under other launch
+intervals either.
 """
 
 from collections.abc import Container
@@ -152,10 +153,12 @@ def _told(plan: RunnablePlan, planned: Planned, boot: int) -> control.LocalPlan:
 
 
 def _runs_on(state: LinkState, ended: PlanAttempt) -> bool:
-    """Whether its plan runs without having passed; under the value it was made under it would be adopted."""
+    """Whether its plan runs without having passed. Under the value that it was made under it is adopted: only
+    once that has been tried again, in another environment, and lost."""
     passed = state.last_good is not None and state.last_good.ref == ended.plan.ref
     made_under = (ended.planned.epoch, ended.planned.generation)
-    return state.active == ended.plan.ref and made_under < state.attempt and not passed
+    told = made_under < state.attempt or state.state in (DeviceState.REJECTED, DeviceState.NO_GAIN)
+    return state.active == ended.plan.ref and told and not passed
 
 
 def _runs(state: LinkState, plan: RunnablePlan) -> bool:

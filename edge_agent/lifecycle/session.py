@@ -197,6 +197,7 @@ class AlarmBox:
         self._raised = 0  # of this boot
         self._open: list[Alarm] = []  # that the planner is not known to have, one of a rank, in that order
         self._queues_until_s = 0.0
+        self._once = 0  # the newest alarm that says what is told once, be it for one whose place it took
         self._sent_s: dict[int, float] = {}
 
     def take(self, raised: Alarm, environment: str, now_s: float) -> None:
@@ -206,6 +207,8 @@ class AlarmBox:
         """
         self._raised += 1
         alarm = structs.replace(raised, boot=self._boot, number=self._raised, environment=environment)
+        if _rank(alarm) == 1 or (_rank(alarm) == 0 and self._once):
+            self._once = alarm.number
         behind = [one for one in self._open if _rank(one) < _rank(alarm)]
         self._open = [one for one in behind if _rank(one) or one.environment == environment] + [alarm]
         if alarm.cause in _OF_QUEUES:
@@ -214,6 +217,8 @@ class AlarmBox:
     def acknowledged(self, ack: AlarmAck) -> None:
         """The planner has it, and so what it says of older ones; one of another boot changes nothing."""
         if ack.boot == self._boot:
+            if ack.number >= self._once:
+                self._once = 0
             self._open = [
                 one
                 for one in self._open
@@ -223,7 +228,7 @@ class AlarmBox:
     @property
     def told_once(self) -> bool:
         """Whether the planner may not have heard yet of other arrivals, or of another power mode."""
-        return any(_rank(one) == 1 for one in self._open)
+        return self._once > 0
 
     def connected(self) -> None:
         """A new session: what was sent on the one before may be lost."""

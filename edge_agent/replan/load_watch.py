@@ -141,11 +141,17 @@ class LoadWatch:
         """Save what has changed, beside the loop, which a slow disk would hold up.
 
         Not before the planner has heard of the alarm for it, which a start forgets: until then the start is
-        to find what was before, and to raise it again.
+        to find what was before, and to raise it again. Arrivals are saved earlier where another plan runs by
+        then, such as the device's own answer: a start does not compare with what the one before was for.
         """
         alarms, file = self._alarms, self._chosen_file
-        decided = (alarms.chosen, alarms.trigger.power_mode or "")
-        if file is None or decided == self._saved or self._parts.lifecycle.core.alarms.told_once:
+        chosen, mode = alarms.chosen, alarms.trigger.power_mode or ""
+        if self._parts.lifecycle.core.alarms.told_once:
+            before, mode = self._saved
+            if before is not None and chosen is not None and chosen.structure == before.structure:
+                chosen = before
+        decided = (chosen, mode)
+        if file is None or decided == self._saved:
             return
         self._saved = decided
         tell = self._parts.journal.note

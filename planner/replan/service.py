@@ -60,7 +60,7 @@ from stageloom.planner.store.replans import (
 from stageloom.planner.store.store import Store
 from stageloom.shared.clock import Clock
 from stageloom.shared.errors import StageloomError
-from stageloom.shared.ids import DeviceId
+from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import MAX_PROFILED, Activation
 from stageloom.shared.plan import Plan
 from stageloom.shared.policy.trigger import Cause
@@ -353,12 +353,16 @@ class Replanner:
     def _carry_out(self, seen: Observation, replan: int, decision: ReplanDecision, remark: str) -> None:
         self._schedules.want(seen.costs_key, self._policy.missing(seen))
         proposal = decision.proposal
+        weighed = seen.incumbent.digest
         if proposal is None:
-            self._nothing(seen.device, replan, decision.reason, remark)
+            if self._runs_another(seen, replan):
+                self._put_back(seen.device, replan)
+                return
+            self._nothing(seen.device, replan, decision.reason, remark, weighed=weighed)
             self._keep_considered(seen, replan, decision)
             return
         if self._store.read(is_trying, seen.device, replan, proposal.plan.structure):
-            self._nothing(seen.device, replan, BEING_TRIED, remark)
+            self._nothing(seen.device, replan, BEING_TRIED, remark, weighed=weighed)
             return
         with desiring(self._fleet, seen.device):
             desired = self._store.write(
@@ -366,7 +370,7 @@ class Replanner:
                 seen.device,
                 replan,
                 proposal.plan,
-                runs=seen.incumbent.digest,
+                runs=weighed,
                 scheduler=_scheduler(proposal),
                 above=seen.desired,
                 how=proposal.how.value,
@@ -379,7 +383,7 @@ class Replanner:
             self._put_back(seen.device, replan)
             return
         if desired is None:
-            self._nothing(seen.device, replan, NEWER_DESIRED, remark)
+            self._nothing(seen.device, replan, NEWER_DESIRED, remark, weighed=weighed)
             return
         self._fleet.desired_changed(seen.device, desired)
         log.info(
@@ -415,6 +419,15 @@ class Replanner:
             return False
         return self._store.read(known_structures, [newest]).get(newest) == incumbent.structure
 
+    def _runs_another(self, seen: Observation, replan: int) -> bool:
+        """Whether nothing was weighed against what the device runs by now. With other launch intervals alone
+        it is no other plan: nothing was better than its structure."""
+        begun = self._store.read(begun_replan, replan)
+        runs = None if begun is None else begun.runs
+        if runs is None or runs == seen.incumbent.digest:
+            return False
+        return self._store.read(known_structures, [runs]).get(runs) != seen.incumbent.structure
+
     def _keep_considered(self, seen: Observation, replan: int, decision: ReplanDecision) -> None:
         """After the push: nobody waits for it, and a push waits for nothing that only explains it."""
         self._store.write(
@@ -429,9 +442,11 @@ class Replanner:
         kept = {(job.combined_block, job.batch): to_string(found)}
         self._store.write(keep_schedules, costs_key, SEARCHED, kept)
 
-    def _nothing(self, device: DeviceId, replan: int, reason: str, remark: str = "") -> None:
+    def _nothing(
+        self, device: DeviceId, replan: int, reason: str, remark: str = "", *, weighed: Digest | None = None
+    ) -> None:
         log.info("device_id=%s replan=%d ends with no gain: %s", device, replan, reason)
-        self._store.write(end_replan, replan, reason, remark)
+        self._store.write(end_replan, replan, reason, remark, weighed=weighed)
 
 
 def _scheduler(proposal: Proposal) -> str:

@@ -5,13 +5,13 @@ from functools import lru_cache
 from typing import Final
 
 import msgspec
-from sqlalchemy import ColumnElement, and_, delete, exists, func, not_, or_, select
+from sqlalchemy import ColumnElement, and_, delete, exists, func, not_, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from stageloom.planner.dispatch.ports import StoredRow
 from stageloom.planner.replan.alarm_loads import loads_of
 from stageloom.planner.replan.regimes import KnownRegime, RegimeRate, usual_rates
-from stageloom.planner.store.tables import AlarmRow, GenerationRow, PlanRow, RegimeRow, ReplanRow
+from stageloom.planner.store.tables import AlarmRow, GenerationRow, PlanRow, RegimeRow, ReplanRow, TrialRow
 from stageloom.planner.store.verdict_arrivals import MOVED_ALARM
 from stageloom.shared.engine.trial import UNDECIDED, TrialConfig, Verdict
 from stageloom.shared.ids import DeviceId, Digest
@@ -118,22 +118,28 @@ def known_regimes(
 ) -> list[KnownRegime]:
     """The library of a device in an environment, newest first: entries since a moment by the planner's clock.
 
-    A winner that was rolled back on the device after it won is not among them, whoever pushed it, nor one
-    that was under the probation after its own trial, or since: that re-plan is decided when the trial ends,
-    and rolled back after that. Launch intervals that were rolled back say nothing of the structure that ran
-    under them, as on the device.
+    A winner that was rolled back on the device after it won is not among them, whoever pushed it, be it here
+    or where it is not known in which environment. Nor is one that was under the probation after its trial, or
+    since: that re-plan is decided when the trial ends, and rolled back after that. Launch intervals that were
+    rolled back say nothing of the structure that ran under them, as on the device.
     """
-    rows = session.execute(
+    others = _rolled_back_for_others(session, device)
+    found = session.execute(
         select(RegimeRow.won, RegimeRow.lost_structure, RegimeRow.replaced, RegimeRow.loads, RegimeRow.at_us)
         .where(
             RegimeRow.device == device,
             RegimeRow.environment == environment,
             RegimeRow.at_us >= since_us,
-            not_(_was_rolled_back(session, device)),
+            not_(_lost_by_replan(session, device)),
         )
         .order_by(RegimeRow.at_us.desc(), RegimeRow.boot, RegimeRow.sequence.desc())
         .limit(_MOST)
-    ).all()
+    )
+    rows = [
+        row
+        for row in found
+        if all(others.get((row.won, where), 0) <= row.at_us for where in (environment, ""))
+    ]
     named = {digest for row in rows for digest in (row.won, row.replaced) if digest is not None}
     plans = {digest: known_plan(session, digest) for digest in named}
     return [
@@ -149,34 +155,74 @@ def known_regimes(
     ]
 
 
-def delete_rolled_back(session: Session, device: DeviceId) -> None:
-    """Delete the entries of a device's library that do not count, while the re-plans and generations that
-    tell so are there."""
-    session.execute(
-        delete(RegimeRow)
-        .where(RegimeRow.device == device, _was_rolled_back(session, device))
-        .execution_options(synchronize_session=False)
+def delete_rolled_back(session: Session, device: DeviceId, most: int) -> int:
+    """Delete at most so many entries of a device's library that do not count, while the rows that tell so are
+    there; returns how many. One stays if it is not known in which environment its winner was rolled back."""
+    others = _rolled_back_for_others(session, device)
+    by_replan = _lost_by_replan(session, device).label("by_replan")
+    key = (RegimeRow.boot, RegimeRow.sequence)
+    rows = session.execute(
+        select(*key, RegimeRow.won, RegimeRow.environment, RegimeRow.at_us, by_replan).where(
+            RegimeRow.device == device
+        )
     )
+    gone = [
+        (row.boot, row.sequence)
+        for row in rows
+        if row.by_replan or others.get((row.won, row.environment), 0) > row.at_us
+    ][:most]
+    if gone:
+        session.execute(
+            delete(RegimeRow)
+            .where(RegimeRow.device == device, tuple_(*key).in_(gone))
+            .execution_options(synchronize_session=False)
+        )
+    return len(gone)
 
 
-def _was_rolled_back(session: Session, device: DeviceId) -> ColumnElement[bool]:
-    """Of an entry of a device's library: its winner was rolled back since, see `known_regimes`."""
+def _lost_by_replan(session: Session, device: DeviceId) -> ColumnElement[bool]:
+    """Of an entry of a device's library: its winner was rolled back since for a re-plan."""
     decided_us = ReplanRow.begun_at_us + 1000.0 * func.coalesce(ReplanRow.trigger_to_decision_ms, 0.0)
-    return or_(
-        exists().where(
-            ReplanRow.replan.in_(_rolled_back(session, device)),
-            ReplanRow.environment == RegimeRow.environment,
-            ReplanRow.structure == RegimeRow.won_structure,
-            decided_us > RegimeRow.at_us - _ROUNDED_US,
-        ),
-        exists().where(
-            GenerationRow.device == RegimeRow.device,
-            GenerationRow.digest == RegimeRow.won,
-            GenerationRow.decided_by != "replan",
-            GenerationRow.state == DeviceState.ROLLED_BACK.value,
-            GenerationRow.decided_at_us > RegimeRow.at_us,
-        ),
+    return exists().where(
+        ReplanRow.replan.in_(_rolled_back(session, device)),
+        ReplanRow.environment == RegimeRow.environment,
+        ReplanRow.structure == RegimeRow.won_structure,
+        decided_us > RegimeRow.at_us - _ROUNDED_US,
     )
+
+
+def _rolled_back_for_others(session: Session, device: DeviceId) -> dict[tuple[str, str], int]:
+    """Of plans that somebody else than a re-plan pushed and that were rolled back, when it pushed them last,
+    by digest and environment: the one in which alone the device tried the generation, empty if none is."""
+    found = session.execute(
+        select(
+            GenerationRow.digest,
+            GenerationRow.decided_at_us,
+            func.min(TrialRow.environment).label("first"),
+            func.max(TrialRow.environment).label("last"),
+        )
+        .outerjoin(
+            TrialRow,
+            and_(
+                TrialRow.device == GenerationRow.device,
+                TrialRow.candidate == GenerationRow.digest,
+                TrialRow.epoch == GenerationRow.epoch,
+                TrialRow.generation == GenerationRow.generation,
+            ),
+        )
+        .where(
+            GenerationRow.device == device,
+            GenerationRow.decided_by != "replan",
+            GenerationRow.digest.is_not(None),
+            GenerationRow.state == DeviceState.ROLLED_BACK.value,
+        )
+        .group_by(GenerationRow.position)
+        .order_by(GenerationRow.decided_at_us)
+    )
+    return {
+        (row.digest, row.first if row.first is not None and row.first == row.last else ""): row.decided_at_us
+        for row in found
+    }
 
 
 def rolled_back_structures(

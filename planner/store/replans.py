@@ -228,14 +228,17 @@ def _end(row: ReplanRow, outcome: str, reason: str) -> None:
         row.outcome, row.reason = outcome, reason[:LINE]
 
 
-def end_replan(session: Session, replan: int, reason: str, remark: str = "") -> None:
+def end_replan(
+    session: Session, replan: int, reason: str, remark: str = "", *, weighed: Digest | None = None
+) -> None:
     """End a re-plan that found no plan: no gain. Its decision is timed by the planner, which made it.
 
-    One that has pushed a plan goes on, whatever failed since: its device says how it ends.
+    `weighed` is the plan that others were weighed against; None: it did not come to that. One that has pushed
+    a plan goes on, whatever failed since: its device says how it ends.
     """
     row = session.get(ReplanRow, replan)
     if row is not None and row.outcome == PENDING and not row.generation:
-        row.control = session.scalar(RUNS_NOW, {"number": replan})
+        row.control = weighed or row.control
         row.trigger_to_decision_ms = max(now_us(session) - row.begun_at_us, 0) / 1e3
         row.remark = remark[:LINE]
         _end(row, "no_gain", reason)

@@ -399,6 +399,10 @@ _HISTORIES: Final[tuple[_History, ...]] = (
 )
 
 
+_TELL_OF_WINNERS: Final = (GenerationRow, ReplanRow, TrialRow)
+"""What alone tells that a winner was rolled back, and in which environment."""
+
+
 def _history_steps(store: Store, devices: Sequence[DeviceId], keep: int, chunk: int) -> Iterator[_Step]:
     """Transactions that leave each device its newest `keep` rows of each history; 0 keeps all.
 
@@ -409,6 +413,7 @@ def _history_steps(store: Store, devices: Sequence[DeviceId], keep: int, chunk: 
     """
     if not keep:
         return
+    looked_at: set[str] = set()
     for history in _HISTORIES:
         of_device = history[0]
         counted = (
@@ -417,7 +422,14 @@ def _history_steps(store: Store, devices: Sequence[DeviceId], keep: int, chunk: 
         with store.database.read() as session:
             over = list(session.scalars(counted))
         for device in over:
+            if of_device.class_ in _TELL_OF_WINNERS and device not in looked_at:
+                looked_at.add(device)
+                yield _winners_step(DeviceId(device), chunk)
             yield _step(history, DeviceId(device), keep, chunk)
+
+
+def _winners_step(device: DeviceId, chunk: int) -> _Step:
+    return lambda session: delete_rolled_back(session, device, chunk)
 
 
 def _step(history: _History, device: DeviceId, keep: int, chunk: int) -> _Step:
@@ -432,8 +444,6 @@ def _delete_oldest(session: Session, history: _History, device: DeviceId, keep: 
     ).first()
     if border is None:
         return 0
-    if of_device.class_ in (GenerationRow, ReplanRow):  # nothing else tells of winners rolled back
-        delete_rolled_back(session, device)
     older = (
         select(*order)
         .where(of_device == device, tuple_(*order) < tuple_(*border), not_(stays))

@@ -393,7 +393,7 @@ class ReplanRow(Table):
     """One re-plan: what triggered it, what was decided, how it ended.
 
     `at_us` and both `trigger_to_` times are by the device's clock, unless that was set in between.
-    `control`: the plan that ran at the alarm; that which does at the decision, once there is one.
+    `control`: the plan that ran at the alarm; once there is a decision, that which it was weighed against.
     `generation` 0: no plan was pushed. `remark`: what went into the decision beside the plans, such as why a
     trained policy had no say.
     """

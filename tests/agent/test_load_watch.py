@@ -184,11 +184,13 @@ def test_the_trigger_learns_once_that_an_alarm_for_queues_was_dropped(
     assert len(unheard) == 1
 
 
+@pytest.mark.parametrize("drifts", [True, False])
 @pytest.mark.parametrize("heard", [True, False])
 def test_other_arrivals_are_told_again_after_a_restart_unless_the_planner_has_heard_of_them(
-    tmp_path: Path, *, heard: bool
+    tmp_path: Path, *, heard: bool, drifts: bool
 ) -> None:
-    """1. By day. 2. By night, and the planner may be away. 3. By night, after another start of the agent."""
+    """1. By day. 2. By night, and the planner may be away. A drift may take the alarm's place. 3. By night,
+    after another start of the agent."""
     plan = RunnablePlan(PlanRef(Digest("a" * 64), Origin.PLANNER), b"", ())
     facts = PlanFacts(plan.ref.digest, {}, {}, structure=Digest("d" * 64))
     for per_s, causes in ((DAY, []), (NIGHT, ["regime"]), (NIGHT, [] if heard else ["regime"])):
@@ -198,25 +200,66 @@ def test_other_arrivals_are_told_again_after_a_restart_unless_the_planner_has_he
         device = _watched(handled, chosen=file, box=box, arrivals_moved=lambda since_s: None, **plans)
         device.run(60.0, per_s)
         assert [one.cause for one in handled if isinstance(one, Alarm)] == causes
+        if drifts and causes:
+            box.take(raised(cause="drift"), "", device.driver.now)
         if heard:
-            box.acknowledged(AlarmAck(boot=1, number=1))
+            box.acknowledged(AlarmAck(boot=1, number=2 if drifts else 1))
         device.run(10.0, per_s)
+
+
+@pytest.mark.parametrize(("after", "then"), [(NIGHT, []), (DAY, ["regime"])])
+def test_arrivals_that_the_device_answered_alone_are_what_a_start_compares_with(
+    tmp_path: Path, after: dict[str, float], then: list[str]
+) -> None:
+    """1. By day. 2. By night a plan of the device's own takes over while the planner is away. 3. Another
+    start."""
+    runs = {"plan": "d" * 64}
+    plan = RunnablePlan(PlanRef(Digest("a" * 64), Origin.PLANNER), b"", ())
+
+    def facts_of(digest: Digest) -> PlanFacts:
+        return PlanFacts(digest, {}, {}, structure=Digest(runs["plan"]))
+
+    for per_s, causes in ((DAY, []), (NIGHT, ["regime"]), (after, then)):
+        handled: list[object] = []
+        plans: dict[str, Any] = {"tried": None, "plan_of": lambda key: plan, "facts_of": facts_of}
+        file = ChosenFile(tmp_path / "chosen_for")
+        device = _watched(handled, chosen=file, arrivals_moved=lambda since_s: None, **plans)
+        device.run(60.0, per_s)
+        assert [one.cause for one in handled if isinstance(one, Alarm)] == causes
+        if per_s is NIGHT:
+            runs["plan"] = "e" * 64
+            device.run(10.0, per_s)
+
+
+def test_what_is_told_once_is_not_heard_of_before_the_drift_that_took_its_place_is() -> None:
+    box, untold = AlarmBox(1), list[bool]()
+    for cause in ("drift", "regime", "drift"):
+        box.take(raised(cause=cause), "", 0.0)
+        untold.append(box.told_once)
+    for number in (1, 3):
+        box.acknowledged(AlarmAck(boot=1, number=number))
+        untold.append(box.told_once)
+    assert untold == [False, True, True, True, False]
 
 
 @pytest.mark.parametrize("heard", [True, False])
 def test_another_power_mode_is_told_again_after_a_restart_unless_the_planner_has_heard_of_it(
     tmp_path: Path, *, heard: bool
 ) -> None:
-    """The state on disk names the new environment from the change on."""
+    """The state on disk names the new environment from the change on. Whatever plan runs by then."""
     starts: tuple[tuple[str, str, list[str]], ...] = (
         ("15W", "15W", []),
         ("MAXN", "15W", ["power_mode"]),
         ("MAXN", "MAXN", [] if heard else ["power_mode"]),
     )
-    for mode, environment, causes in starts:
+    plan = RunnablePlan(PlanRef(Digest("a" * 64), Origin.PLANNER), b"", ())
+    held: dict[str, Any] = {"tried": None, "plan_of": lambda key: plan}
+    for start, (mode, environment, causes) in enumerate(starts):
         handled: list[object] = []
         box, file = AlarmBox(1), ChosenFile(tmp_path / "chosen_for")
-        device = _watched(handled, mode=mode, environment=environment, chosen=file, box=box, tried=None)
+        facts = PlanFacts(plan.ref.digest, {}, {}, structure=Digest(f"{start}" * 64))
+        held["facts_of"] = lambda digest, facts=facts: facts
+        device = _watched(handled, mode=mode, environment=environment, chosen=file, box=box, **held)
         device.run(60.0, NIGHT)
         assert [one.cause for one in handled if isinstance(one, Alarm)] == causes
         if heard:

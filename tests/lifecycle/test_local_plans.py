@@ -333,6 +333,30 @@ def test_a_local_plan_that_runs_on_after_a_desired_value_ended_its_probation_is_
     assert told(welcomed(driver)) == []
 
 
+@pytest.mark.parametrize("verdict", [Verdict.COMMIT, Verdict.NO_GAIN, Verdict.REJECT])
+def test_a_local_plan_whose_probation_another_environment_ended_is_told_once_the_desired_one_has_lost_to_it(
+    verdict: Verdict,
+) -> None:
+    """Told before, it would be adopted, and end that trial."""
+    driver = committed()
+    driver.do(ev.Received(desired(2, b"newer", autonomy=Autonomy.FULL)))
+    driver.do(orders.PlanFailed((1, 2), "it does not load"))
+    on_probation_connected(driver)
+    actions = driver.do(ev.EnvironmentChanged("env at 15 W"))
+    assert orders.AbandonPlan(FIRST) in actions and driver.core.report().active == LOCAL.ref.digest
+    actions += driver.do(orders.PlanVerified((1, 2)))
+    actions += driver.do(ev.PlanStaged((1, 2), control=LOCAL.ref.digest))
+    record = TrialRecord(
+        candidate=digest_bytes([b"newer"]), control=LOCAL.ref.digest, environment="env at 15 W", began_us=5
+    )
+    actions += driver.do(orders.TrialBegins((1, 2), record))
+    assert told(actions + connected_for(driver, 10.0)) == []
+    result = TrialResult(verdict=verdict, reason="as measured", pairs=9)
+    actions = driver.do(orders.TrialDecided((1, 2), LOCAL.ref.digest, result)) + connected_for(driver, 10.0)
+    messages = [(one.plan_digest, one.epoch, one.generation) for one in told(actions)]
+    assert messages == ([] if verdict is Verdict.COMMIT else [(LOCAL.ref.digest, 1, 2)])
+
+
 def test_a_local_plan_whose_probation_failed_or_that_never_ran_is_not_told() -> None:
     for ran in (True, False):
         driver = committed()

@@ -226,6 +226,42 @@ def test_what_a_search_found_against_a_plan_that_runs_no_longer_is_not_pushed_bu
     rig.world.close()
 
 
+def test_a_search_in_vain_says_nothing_of_a_plan_that_came_to_run_during_it_and_is_made_again_for_that(
+    tmp_path: Path,
+) -> None:
+    """1. A re-plan's plan runs. 2. During a search that finds nothing better the operator's is committed.
+    3. Against that the re-plan's is better."""
+    rig = Pushed(tmp_path)
+    better = rig.pushed(rig.world.answered(alarm_of(rig.runs, "variance")))
+    rig.reports(DeviceState.COMMITTED, better)
+
+    def meanwhile() -> None:
+        rig.others_pushed()
+        rig.reports(DeviceState.COMMITTED, rig.others)
+
+    rig.pool.meanwhile.append(meanwhile)
+    second = rig.world.answered(alarm_of(better, "regime", number=2))
+    assert rig.pushed(second).structure == replace(better, lanes=2).structure, second.reason
+    assert rig.world.store.read(control_of, second.replan) == rig.others.digest
+    rig.world.close()
+
+
+def test_a_search_in_vain_is_of_the_plan_that_it_was_made_for_whatever_runs_when_it_ends(
+    tmp_path: Path,
+) -> None:
+    """With other launch intervals alone it is no other plan: the search is not made again."""
+    rig = Pushed(tmp_path)
+    better = rig.pushed(rig.world.answered(alarm_of(rig.runs, "variance")))
+    rig.reports(DeviceState.COMMITTED, better)
+    paced = replace(better, models=tuple(replace(one, launch_interval_us=900) for one in better.models))
+    rig.world.store.write(add_plan, "paced", paced, "intervals")
+    rig.pool.meanwhile.append(lambda: rig.reports(DeviceState.COMMITTED, paced))
+    second = rig.world.answered(alarm_of(better, "regime", number=2))
+    assert second.reason.startswith("no plan to try")
+    assert rig.world.store.read(control_of, second.replan) == better.digest
+    rig.world.close()
+
+
 def control_of(session: Session, replan: int) -> str | None:
     """The plan that a re-plan weighed others against."""
     return session.scalar(select(ReplanRow.control).where(ReplanRow.replan == replan))

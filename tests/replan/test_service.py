@@ -50,7 +50,7 @@ class AwayStore:
     def snapshot(self) -> Any:
         raise StorageError("the database is away", remedy="start it")
 
-    def write(self, function: Callable[..., Any], *given: Any) -> None:
+    def write(self, function: Callable[..., Any], *given: Any, **_: Any) -> None:
         if function is end_overdue:
             return
         assert function is end_replan

@@ -18,7 +18,7 @@ from stageloom.planner.store.generations import set_states
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.models import named_models
 from stageloom.planner.store.plans import add_plan
-from stageloom.planner.store.regimes import known_regimes
+from stageloom.planner.store.regimes import delete_rolled_back, known_regimes
 from stageloom.planner.store.replans import end_replan
 from stageloom.planner.store.retention import Retention, tidy
 from stageloom.planner.store.store import Store
@@ -229,6 +229,7 @@ def test_a_winner_that_was_rolled_back_stays_out_of_the_library_once_nothing_tel
         told = store.write(push, Push(device=NANO, plan="bad", decided_by="operator"))
         end = (NANO, told.epoch, told.generation, DeviceState.ROLLED_BACK, "", 1)
         store.write(set_states, [end])
+        rig.tried(bad, "reject", known=False, generation=(told.epoch, told.generation))
     for _ in range(KEPT + 1):
         store.write(end_replan, rig.replan(rig.runs), "nothing to try")
         store.write(push, Push(device=NANO, plan="runs", decided_by="operator"))
@@ -237,20 +238,43 @@ def test_a_winner_that_was_rolled_back_stays_out_of_the_library_once_nothing_tel
     assert winners(store) == [good]
 
 
+@pytest.mark.parametrize(
+    ("tried_in", "counts", "stays"),
+    [
+        (["cpu-2-core"], False, False),
+        (["another"], True, True),
+        (["cpu-2-core", "another"], False, True),
+        ([], False, True),
+    ],
+)
+def test_a_plan_that_an_operator_pushed_and_that_was_rolled_back_in_another_environment_wins_in_this_one(
+    store: Store, tmp_path: Path, clock: ManualClock, tried_in: list[str], *, counts: bool, stays: bool
+) -> None:
+    """Where it is not known in which, or in several, it does not count while the generation is there."""
+    rig = Rig(store, tmp_path)
+    won = replace(rig.runs, lanes=2)
+    rig.replanned(won, "commit")
+    clock.advance(60.0)
+    store.write(add_plan, "won", won, "search")
+    told = store.write(push, Push(device=NANO, plan="won", decided_by="operator"))
+    for environment in tried_in:
+        told_of = (told.epoch, told.generation)
+        rig.tried(won, "commit", known=False, generation=told_of, environment=environment)
+    store.write(set_states, [(NANO, told.epoch, told.generation, DeviceState.ROLLED_BACK, "", 1)])
+    assert winners(store) == ([won] if counts else [])
+    for _ in range(KEPT + 1):
+        store.write(push, Push(device=NANO, plan="runs", decided_by="operator"))
+    tidy_all(store)
+    assert count(store, RegimeRow) == int(stays)
+
+
 def test_twice_the_plans_and_generations_take_about_twice_as_long_to_look_at(
     tmp_path: Path, clock: ManualClock
 ) -> None:
     """In steps of SQLite's virtual machine: where each table is searched once per plan, it is four times."""
     store = new_store(tmp_path, clock=clock)
     enrol(store)
-    steps: list[int] = []
-
-    def count_steps(connection: Connection) -> None:
-        driver: Any = connection.connection.driver_connection
-        driver.set_progress_handler(lambda: steps.append(1), 100)
-
-    event.listen(store.database.engine, "begin", count_steps)
-    taken = []
+    steps, taken = counted_steps(store), []
     for begin, end in ((0, 300), (300, 600)):
         store.write(add_used_plans, range(begin, end))
         clock.advance(7_200.0)
@@ -261,14 +285,58 @@ def test_twice_the_plans_and_generations_take_about_twice_as_long_to_look_at(
     store.close()
 
 
-def add_used_plans(session: Session, numbers: range) -> None:
+def counted_steps(store: Store) -> list[int]:
+    """Grows by one with each hundred steps of SQLite's virtual machine."""
+    steps: list[int] = []
+
+    def count_steps(connection: Connection) -> None:
+        driver: Any = connection.connection.driver_connection
+        driver.set_progress_handler(lambda: steps.append(1), 100)
+
+    event.listen(store.database.engine, "begin", count_steps)
+    return steps
+
+
+def test_twice_the_library_and_generations_take_about_twice_as_long_to_compare(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    """Where the generations are searched once per entry, it is four times."""
+    store = new_store(tmp_path, clock=clock)
+    enrol(store)
+    steps, taken = counted_steps(store), []
+    for begin, end in ((0, 300), (300, 600)):
+        store.write(add_used_plans, range(begin, end), decided_by="operator", state="rolled_back")
+        store.write(add_entries, range(begin, end))
+        steps.clear()
+        store.read(known_regimes, NANO, "cpu-2-core")
+        store.write(delete_rolled_back, NANO, 500)
+        taken.append(len(steps))
+    assert count(store, RegimeRow) == 600
+    assert taken[1] < 2.5 * taken[0]
+    store.close()
+
+
+def add_entries(session: Session, numbers: range) -> None:
+    """Plans that won before they were rolled back, it is not known in which environment."""
+    for number in numbers:
+        session.add(
+            RegimeRow(
+                device=NANO, boot=7, sequence=number, environment="cpu-2-core", won=f"{number:064}",
+                won_structure=f"{number:064}", lost_structure="", replaced=None, loads=b"", at_us=1,
+            )
+        )  # fmt: skip
+
+
+def add_used_plans(
+    session: Session, numbers: range, *, decided_by: str = "replan", state: str = "rejected"
+) -> None:
     """Plans that were made at alarms, each in the history of a device."""
     for number in numbers:
         at_us, digest = now_us(session), f"{number:064}"
         made = PlanRow(name=f"p{number}", digest=digest, wire=b"", scheduler="intervals", created_at_us=at_us)
         entry = GenerationRow(
-            device=NANO, epoch=1, generation=number, plan=made.name, digest=digest, decided_by="replan",
-            decided_at_us=at_us, state="rejected", reason="", state_at_us=at_us,
+            device=NANO, epoch=1, generation=number, plan=made.name, digest=digest, decided_by=decided_by,
+            decided_at_us=at_us, state=state, reason="", state_at_us=at_us,
         )  # fmt: skip
         session.add_all([made, entry])
 
