@@ -517,8 +517,9 @@ class Profiler:
         except Exception as error:  # there is no time, and the engine goes on
             return _one_line(error)
         if not found.step_s:
-            reason = moments.reason or _TOO_BUSY
-            return f"{reason}; {share:.0%} of the budget is for it, ask with a larger one"
+            if moments.too_busy:
+                return f"{moments.reason}; ask when fewer tasks come, or raise profile_wall_s"
+            return f"{moments.reason}; {share:.0%} of the budget is for it, ask with a larger one"
         return messages.WholeTime(request.request, summary(found.step_s).median_us, len(found.step_s))
 
     # Stages

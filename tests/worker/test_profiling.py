@@ -3,8 +3,10 @@
 import mmap
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
+from itertools import count
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from stageloom.edge_agent.executor.base import StepResult
 from stageloom.edge_agent.executor.executors import _WHERE, Executors
 from stageloom.edge_agent.executor.null import NullExecutor
 from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
+from stageloom.edge_agent.executor.timing import IdleTime
 from stageloom.edge_agent.worker import messages, profiling
 from stageloom.edge_agent.worker.client import memory_file
 from stageloom.edge_agent.worker.messages import WorkerConfig
@@ -206,10 +209,27 @@ def test_a_model_that_is_not_timed_as_a_whole_for_want_of_time_is_told_with_its_
     assert "ask with a larger one" in operators.reason
 
 
-def operators_here(model: Artifact) -> list[Any]:
+def test_where_the_device_is_too_busy_to_time_the_whole_model_no_larger_budget_is_asked_for(
+    model: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turning_clock(monkeypatch)
+    (operators,) = operators_here(model, idle=lambda: False)
+    assert "as a whole is not timed: the device was too busy" in operators.reason
+    assert "ask when fewer tasks come, or raise profile_wall_s" in operators.reason
+    assert "larger" not in operators.reason
+
+
+def turning_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A minute goes by with each look at the clock, and no sleep takes time."""
+    clock: Any = map((60.0).__mul__, count())
+    timed = partial(IdleTime, clock=clock.__next__, sleep=lambda seconds: None)
+    monkeypatch.setattr(profiling, "IdleTime", timed)
+
+
+def operators_here(model: Artifact, idle: Callable[[], bool] = lambda: True) -> list[Any]:
     """What is told of a model's operators, and before it of the whole, by a profiler in this process."""
     reports: list[messages.Report] = []
-    profiler = Profiler(reports.append, lambda: None, Executors(), ArtifactTable(), lambda: True, 0)
+    profiler = Profiler(reports.append, lambda: None, Executors(), ArtifactTable(), idle, 0)
     profiler._time_operators(messages.Profile(1, model.digest, str(model.path), "null"))
     assert isinstance(reports[-1], messages.OperatorTimes), "the request is answered"
     return reports
