@@ -94,6 +94,7 @@ class OutputComparer:
         self._idle = idle
         self._memory_bytes = memory_bytes
         self._newest = 0
+        self._open = set[int]()
         self._orders: SimpleQueue[CompareOutputs] = SimpleQueue()
         self.handlers: messages.Handlers = {CompareOutputs: self._order}
 
@@ -103,7 +104,13 @@ class OutputComparer:
 
     def _order(self, command: CompareOutputs, fds: list[int]) -> None:
         self._newest = command.number
+        self._open.add(command.number)
         self._orders.put(command)
+
+    @property
+    def busy(self) -> bool:
+        """An order is not answered yet."""
+        return bool(self._open)
 
     def _work(self) -> NoReturn:
         while True:
@@ -123,6 +130,7 @@ class OutputComparer:
             answer = OutputsCompared(order.number, None, f"not compared: {one_line(error)}")
         self._artifacts.release(user)
         self._report(answer)
+        self._open.discard(order.number)
 
     def _compare(self, order: CompareOutputs, user: tuple[str, int]) -> OutputsCompared:
         driver = self._driver()

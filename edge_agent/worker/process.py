@@ -66,6 +66,7 @@ class EngineProcess:
         self._tasks = ArenaTasks(self.report, self._report_end, lambda: self._driver)
         self._artifacts = ArtifactTable()
         self._loads: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._loading = set[PlanKey]()  # and those that wait for their turn
         self._profiler = Profiler(
             self.report,
             lambda: self._driver,
@@ -73,6 +74,7 @@ class EngineProcess:
             self._artifacts,
             Idleness(self._quiet, lambda: 0 if self._driver is None else self._driver.arrived),
             config.memory_bytes,
+            tries_plan=lambda: bool(self._loading) or self._comparer.busy,
         )
         self._comparer = OutputComparer(
             self.report,
@@ -220,8 +222,9 @@ class EngineProcess:
     # Plans
 
     def _load_plan(self, command: messages.LoadPlan, fds: list[int]) -> None:
-        wire = read_plan(fds)
-        self._loads.put(lambda: self._load(PlanKey(command.key), wire, command.artifacts))
+        key, wire = PlanKey(command.key), read_plan(fds)
+        self._loading.add(key)
+        self._loads.put(lambda: self._load(key, wire, command.artifacts))
 
     def _load(self, key: PlanKey, wire: bytes, paths: Mapping[str, str]) -> None:
         """Load a plan on the loading thread; whatever goes wrong is reported, and what runs goes on."""
@@ -255,6 +258,7 @@ class EngineProcess:
         else:
             failpoint("engine.loaded")
             self.report(messages.PlanLoaded(key, missing == 0, stated_bytes, free.memory_bytes))
+        self._loading.discard(key)  # behind the report: from it on a crash may be a measurement's again
 
     def _admit(self, bound: BoundPlan) -> tuple[int, MemoryBudget]:
         """What a plan would add, and what there is for it.

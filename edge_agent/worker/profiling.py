@@ -15,6 +15,7 @@ import itertools
 import logging
 import os
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -296,6 +297,7 @@ def _seeded_inputs(model: BoundModel) -> "Mapping[str, numpy.ndarray]":
 
 log = logging.getLogger(__name__)
 
+_POLL_S: Final = 0.05
 _WHOLE_RUNS: Final = 9
 _WHOLE_SHARE: Final = 0.25
 _OPERATORS_SHARE: Final = 0.75
@@ -338,14 +340,17 @@ class Profiler:
         artifacts: ArtifactTable,
         idle: Callable[[], bool],
         memory_bytes: int,
+        *,
+        tries_plan: Callable[[], bool] = lambda: False,
     ) -> None:
         """`executors`: the driver's. `idle`: nothing is served. `memory_bytes` is for all plans together; 0:
-        what there is."""
+        what there is. `tries_plan`: one is loaded or compared; work waits, so that a crash is the plan's."""
         self._report = report
         self._driver = driver
         self._executors = executors
         self._artifacts = artifacts
         self._is_idle = idle
+        self._tries_plan = tries_plan
         arrived = idle.arrived if isinstance(idle, Idleness) else lambda: 0
         self._idle = Idleness(self._looks_idle, arrived)
         self._memory_bytes = memory_bytes
@@ -374,16 +379,23 @@ class Profiler:
 
     def _work_on(self, request: int, job: Callable[[], None]) -> None:
         self._request = request
-        self._tell(request)  # packages that it imports may end the process, too
+        self._go_on()  # packages that it imports may end the process, too
         job()
         self._request = 0
         self._tell(0)
 
     def _looks_idle(self) -> bool:
         """As `idle`; work goes on where it says so, and waits where it does not."""
-        idle = self._is_idle()
+        idle = self._is_idle() and not self._tries_plan()
         self._tell(self._request if idle else 0)
         return idle
+
+    def _go_on(self) -> None:
+        """Before work that asks for no moment: it may run beside tasks, but beside no plan that is tried."""
+        while self._tries_plan():
+            self._tell(0)
+            time.sleep(_POLL_S)
+        self._tell(self._request)
 
     def _tell(self, request: int) -> None:
         """Say what is worked on, where that is another request than before."""

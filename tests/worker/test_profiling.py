@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ from stageloom.shared.ids import Digest, StepId
 from stageloom.shared.launch_list import lower
 from stageloom.shared.plan import ExecutorOptions, Plan
 from stageloom.shared.search.compose import ModelChoice, compose
+from tests.shared.strangers import install
 from tests.worker.engine import TIMEOUT_S, RealEngine
 from tests.worker.test_process import ARENA, SIZE, _memory, _plan, _serve, _task, model
 
@@ -249,6 +251,62 @@ def test_it_says_when_it_works_on_a_request_and_when_it_waits_for_a_moment(model
     worked = [report.request for report in reports if isinstance(report, messages.Profiling)]
     assert worked == [5, 0, 5, 0]
     assert isinstance(reports[-2], messages.StageTimes) and reports[-2].last
+
+
+def test_work_waits_for_a_plan_that_is_loaded_or_compared_and_says_so(
+    model: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A plan is loaded as the request comes. 2. Work begins. 3. Another one is loaded. 4. It goes on."""
+    monkeypatch.setattr(profiling, "_POLL_S", 0.0)
+    said: list[object] = []
+    answers = iter([True, True, False, True])
+
+    def tries_plan() -> bool:
+        tries = next(answers, False)
+        said.extend(["a plan"] * tries)
+        return tries
+
+    def report(report: messages.Report) -> None:
+        said.append(report.request if isinstance(report, messages.Profiling) else type(report))
+
+    profiler = Profiler(
+        report, lambda: None, Executors(), ArtifactTable(), lambda: True, 0, tries_plan=tries_plan
+    )
+    profiler.handlers[messages.Profile](messages.Profile(5, model.digest, str(model.path), "null"), [])
+    profiler._work_on(*profiler._jobs.get())
+    answer = [messages.WholeTime, messages.OperatorTimes]
+    assert said == ["a plan", "a plan", 5, "a plan", 0, 5, *answer, 0]
+
+
+SLOW = """
+from stageloom.edge_agent.executor.null import NullExecutor
+
+class Slow(NullExecutor):
+    name = "slow"
+
+    def load(self, key, bound, artifacts):
+        super().load(key, bound, artifacts)
+        open({gate!r}).read()
+"""
+
+
+def test_a_profile_begins_behind_the_load_that_was_ordered_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Artifact
+) -> None:
+    """So what ends the process meanwhile is that plan."""
+    os.mkfifo(gate := tmp_path / "gate")
+    install(tmp_path, "slow", "stageloom.executors", {"slow": "slow:Slow"}, SLOW.format(gate=str(gate)))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    engine = RealEngine()
+    engine.load(1, _plan(model, executor="slow"), model)
+    engine.send(messages.Profile(5, model.digest, str(model.path), "null"))
+    engine.send(messages.Unload(9))
+    assert engine.wait_for(messages.PlanFailed).key == 9, "the profile was ordered, too"
+    gate.write_text("")
+    engine.wait_for(messages.OperatorTimes)
+    kinds = [type(report) for report in engine.reports]
+    assert kinds.index(messages.PlanLoaded) < kinds.index(messages.Profiling)
+    assert engine.stop() == 0
 
 
 def profiled_here(
