@@ -98,6 +98,7 @@ def profile_stages(
     *,
     cores: tuple[int, ...] = (),
     at_least_s: float = 0.0,
+    before_freeing: Callable[[], None] = lambda: None,
 ) -> list[StageSamples]:
     """Times of the combined blocks wanted, of all if none is named. [num_combined]
 
@@ -105,7 +106,7 @@ def profile_stages(
     millisecond tell what the machine did in that moment. Fewer where the time was up. The plan is loaded for
     it and freed again. `serving`: the engine that has the
     executor, where one has; then steps go between its own. `cores`: what the calling thread keeps to while it
-    runs a step; empty: any.
+    runs a step; empty: any. `before_freeing` is called once no moment is asked for any more.
 
     Raises:
         ExecutorError: the plan has no such combined block or cannot be loaded, or a step fails.
@@ -123,6 +124,7 @@ def profile_stages(
             executor.load(key, bound, artifacts)
         profile.rounds(chosen, times, repeats, at_least_s)
     finally:
+        before_freeing()
         profile.close()
         executor.unload(key)
     return times
@@ -417,6 +419,7 @@ class Profiler:
                 self._report(whole)
             else:
                 reason = f"the model as a whole is not timed: {whole}"
+            self._go_on()
             executor = make_executor(request.executor)
             try:
                 share = _OPERATORS_BESIDE_PARTS if request.parts else _OPERATORS_SHARE
@@ -424,6 +427,7 @@ class Profiler:
                 if request.parts:
                     self._time_parts(request, artifact, executor, timed)
             finally:
+                self._go_on()
                 executor.close()
             if not all(one.runs for one in timed):
                 reason = _TOO_BUSY
@@ -449,6 +453,7 @@ class Profiler:
         """Report parts of operators, and what it takes to hand over and to copy."""
         asked = request.timing
         reports: list[messages.PartsTimed] = []
+        self._go_on()
         try:
             timed = timed_parts(
                 executor, artifact, alone, _share(asked, _PARTS_SHARE), request.parts, self._idle
@@ -478,6 +483,7 @@ class Profiler:
         asked = request.timing
         if not parts:
             return None, "no part was timed: no operator may be split, or the time was too short"
+        self._go_on()
         cores = core_pair(asked.intra_op_threads)
         if cores is None:
             return None, f"two resources need {2 * asked.intra_op_threads} cores"
@@ -498,6 +504,7 @@ class Profiler:
                     _WHOLE_RUNS,
                     serving=serving,
                     cores=cores[0],
+                    before_freeing=self._go_on,
                 )
         except Exception as error:  # parts are told without it
             return None, f"hand-overs are not measured: {_one_line(error)}"
@@ -522,7 +529,13 @@ class Profiler:
             bound = bind(compose([choice], executor=options), {artifact.digest: artifact.graph})
             with self._executor(bound) as (executor, serving):
                 (found,) = profile_stages(
-                    bound, {artifact.digest: artifact}, executor, moments, _WHOLE_RUNS, serving=serving
+                    bound,
+                    {artifact.digest: artifact},
+                    executor,
+                    moments,
+                    _WHOLE_RUNS,
+                    serving=serving,
+                    before_freeing=self._go_on,
                 )
         except _CannotRunError as error:
             return messages.WholeTime(request.request, None, 0, str(error))
@@ -559,6 +572,7 @@ class Profiler:
                     request.combined_blocks,
                     serving,
                     at_least_s=request.at_least_s,
+                    before_freeing=self._go_on,
                 )
             reason = moments.reason
         except Exception as error:  # there are no times, and the engine goes on

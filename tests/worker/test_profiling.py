@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from stageloom.edge_agent.executor.base import StepResult
+from stageloom.edge_agent.executor.base import OperatorTime, StepResult, TimingRequest
 from stageloom.edge_agent.executor.executors import _WHERE, Executors
 from stageloom.edge_agent.executor.null import NullExecutor
 from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
+from stageloom.edge_agent.executor.onnx.split_timing import PartTime
 from stageloom.edge_agent.executor.timing import IdleTime
 from stageloom.edge_agent.worker import messages, profiling
 from stageloom.edge_agent.worker.client import memory_file
@@ -30,6 +31,7 @@ from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.errors import BackendUnavailable, ExecutorError
 from stageloom.shared.ids import Digest, StepId
 from stageloom.shared.launch_list import lower
+from stageloom.shared.partition import Axis
 from stageloom.shared.plan import ExecutorOptions, Plan
 from stageloom.shared.search.compose import ModelChoice, compose
 from tests.shared.strangers import install
@@ -276,6 +278,54 @@ def test_work_waits_for_a_plan_that_is_loaded_or_compared_and_says_so(
     profiler._work_on(*profiler._jobs.get())
     answer = [messages.WholeTime, messages.OperatorTimes]
     assert said == ["a plan", "a plan", 5, "a plan", 0, 5, *answer, 0]
+
+
+def test_work_that_asks_for_no_moment_is_said_to_be_worked_on_though_none_was_idle(
+    model: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each task that is served meanwhile makes the request one that waits."""
+    turning_clock(monkeypatch)
+    reports: list[messages.Report] = []
+    answers = iter([True])  # the first moment is for loading
+    profiler = Profiler(
+        reports.append, lambda: None, Executors(), ArtifactTable(), lambda: next(answers, False), 0
+    )
+    works: list[tuple[str, int]] = []
+
+    def note(what: str, *, busy: bool = False) -> None:
+        works.append((what, profiler._told))
+        if busy:
+            assert not profiler._idle() and profiler._told == 0
+
+    class Noting(NullExecutor):
+        def __init__(self) -> None:
+            super().__init__()
+            note("make")
+
+        def unload(self, key: PlanKey) -> None:
+            note("unload")
+
+        def time_operators(self, *asked: Any) -> tuple[OperatorTime, ...]:
+            note("operators", busy=True)
+            return super().time_operators(*asked)
+
+        def close(self) -> None:
+            note("close", busy=True)
+
+    def parts(*asked: Any) -> tuple[PartTime, ...]:
+        note("parts", busy=True)
+        return (PartTime(0, Axis.CHANNELS, 1, OperatorTime(1.0, 0.0, 1)),)
+
+    def cores(threads: int) -> None:
+        note("hand-over", busy=True)
+
+    monkeypatch.setattr(profiling, "make_executor", lambda name: Noting())
+    monkeypatch.setattr(profiling, "timed_parts", parts)
+    monkeypatch.setattr(profiling, "core_pair", cores)
+    asked = messages.Profile(5, model.digest, str(model.path), "null", TimingRequest(limit_s=1e6), parts=1)
+    profiler._work_on(5, lambda: profiler._time_operators(asked))
+    kinds = ["make", "unload", "close", "make", "operators", "parts", "hand-over", "close"]
+    assert works == [(kind, 5) for kind in kinds]
 
 
 SLOW = """
