@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import msgspec
 
 from stageloom.edge_agent.executor.base import (
+    DeviceRunner,
     Executor,
     OperatorTime,
     StepFeeds,
@@ -344,15 +345,18 @@ class Profiler:
         memory_bytes: int,
         *,
         tries_plan: Callable[[], bool] = lambda: False,
+        on_lost: Callable[[str], None] = lambda problem: None,
     ) -> None:
         """`executors`: the driver's. `idle`: nothing is served. `memory_bytes` is for all plans together; 0:
-        what there is. `tries_plan`: one is loaded or compared; work waits, so that a crash is the plan's."""
+        what there is. `tries_plan`: one is loaded or compared; work waits, so that a crash is the plan's.
+        `on_lost` is told of a failure after which the device is lost to this process."""
         self._report = report
         self._driver = driver
         self._executors = executors
         self._artifacts = artifacts
         self._is_idle = idle
         self._tries_plan = tries_plan
+        self._on_lost = on_lost
         arrived = idle.arrived if isinstance(idle, Idleness) else lambda: 0
         self._idle = Idleness(self._looks_idle, arrived)
         self._memory_bytes = memory_bytes
@@ -405,6 +409,17 @@ class Profiler:
             self._told = request
             self._report(messages.Profiling(request))
 
+    @contextmanager
+    def _asking(self, executor: StepRunner) -> Iterator[None]:
+        """After a failure inside ask whether its device is lost, which is this request's doing."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(executor, DeviceRunner) and executor.lost():
+                self._tell(self._request)
+                self._on_lost(one_line(error))
+            raise
+
     # Operators
 
     def _time_operators(self, request: messages.Profile) -> None:
@@ -423,7 +438,8 @@ class Profiler:
             executor = make_executor(request.executor)
             try:
                 share = _OPERATORS_BESIDE_PARTS if request.parts else _OPERATORS_SHARE
-                timed = executor.time_operators(artifact, _share(request.timing, share), self._idle)
+                with self._asking(executor):
+                    timed = executor.time_operators(artifact, _share(request.timing, share), self._idle)
                 if request.parts:
                     self._time_parts(request, artifact, executor, timed)
             finally:
@@ -455,9 +471,10 @@ class Profiler:
         reports: list[messages.PartsTimed] = []
         self._go_on()
         try:
-            timed = timed_parts(
-                executor, artifact, alone, _share(asked, _PARTS_SHARE), request.parts, self._idle
-            )
+            with self._asking(executor):
+                timed = timed_parts(
+                    executor, artifact, alone, _share(asked, _PARTS_SHARE), request.parts, self._idle
+                )
             handover_s, reason = self._handover(request, artifact, as_samples(timed))
             times = told(timed)
             for first in range(0, max(1, len(times)), _PARTS_PER_REPORT):
@@ -596,7 +613,8 @@ class Profiler:
             if needed_bytes > room_bytes:
                 reason = f"it needs {needed_bytes} bytes beside what is loaded, {room_bytes} are left"
                 raise BackendUnavailable(f"the plan is not profiled: {reason}")
-            yield executors, driver if shares else None
+            with self._asking(executors):
+                yield executors, driver if shares else None
         finally:
             if not shares:
                 executors.close()
