@@ -408,7 +408,8 @@ class Agent:
             "agent_restarted",
             f"the engine process ended ({how}) while the task was in flight; submit it again if wanted",
         )
-        measuring = self._profiles.engine_exited(ordered=self._plans.engine_stopping)
+        plans = self._plans
+        measuring = self._profiles.engine_exited(blameless=plans.engine_stopping or plans.tries_plan)
         self._lifecycle.do(self._plans.exited(how, self.loop.now(), measuring=measuring))
         self._lifecycle.collect()
 

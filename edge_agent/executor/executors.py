@@ -143,6 +143,7 @@ class Executors:
         self._issued: dict[StepId, Executor] = {}
         self._order = StepOrder()
         self._tracing = False
+        self._lost = False  # by an executor that may be closed since
 
     @property
     def tracing(self) -> bool:
@@ -197,6 +198,7 @@ class Executors:
                 executor.load(key, bound, artifacts)
             self._bound[key] = bound
         except BaseException:
+            self._lost = self.lost()
             # Those that did not load it, too: one before them may have put sessions for its groups there.
             for executor in executors.values() if loaded and len(executors) > 1 else ():
                 executor.unload(key)
@@ -269,7 +271,9 @@ class Executors:
 
     def lost(self) -> bool:
         """Whether the device of one of them is lost to this process."""
-        return any(isinstance(one, DeviceRunner) and one.lost() for one in list(self._made.values()))
+        return self._lost or any(
+            isinstance(one, DeviceRunner) and one.lost() for one in list(self._made.values())
+        )
 
     def close(self) -> None:
         with self._lock:

@@ -58,6 +58,7 @@ class IdleTime:
         self._ends_s = clock() + wall_s
         self._spent_s = 0.0
         self.reason = ""  # why no more time is handed out
+        self.too_busy = False  # that is for want of idle moments, and the time limit is not used up
 
     def wait(self) -> bool:
         """Wait for an idle moment; False when the time is up."""
@@ -66,6 +67,7 @@ class IdleTime:
             if self._spent_s >= self._own_s:
                 self.reason = f"the time limit of {self._own_s:g} s was used up"
             elif self._clock() >= self._ends_s:
+                self.too_busy = True
                 spent = f"{self._spent_s:.1f} s of {self._own_s:g} s in {self._wall_s:g} s"
                 self.reason = f"the device was too busy: {spent}"
             elif self._idle():

@@ -200,6 +200,11 @@ class Pursuit:
         return bool(self._engine.loading)
 
     @property
+    def tries_plan(self) -> bool:
+        """A plan is loaded, or its outputs are compared: if the engine process ends, it is that plan."""
+        return self.loading or isinstance(self.runner, OutputRunner)
+
+    @property
     def exchanging(self) -> bool:
         """One plan gives way to another; tasks wait in the engine's queues meanwhile."""
         return self._exchanging

@@ -112,10 +112,10 @@ class ProfileQueue:
         """The engine process works on this request now; 0: on none, or it waits for a moment to."""
         self._at_work = request
 
-    def engine_exited(self, *, ordered: bool = False) -> bool:
-        """Whatever it was asked is lost. Returns whether a request is to blame; `ordered`: none is."""
+    def engine_exited(self, *, blameless: bool = False) -> bool:
+        """Whatever it was asked is lost. Returns whether a request is to blame; `blameless`: none is."""
         number, self._at_work = self._at_work, 0
-        request = None if ordered else self._request_of(number)
+        request = None if blameless else self._request_of(number)
         self._engine_up = False
         self._void.clear()
         if request is None:

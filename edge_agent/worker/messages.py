@@ -365,7 +365,8 @@ class PartsTimed(_Message, frozen=True, tag=26):
 class Profiling(_Message, frozen=True, tag=28):
     """From now on the process works on this `Profile` or `ProfileStages`; 0: on none, or it waits to go on.
 
-    What ends the process meanwhile is the request, and no plan.
+    What ends the process meanwhile is the request, and no plan but one that is loaded or compared: as soon as
+    the request can, it waits for that to end.
     """
 
     request: int

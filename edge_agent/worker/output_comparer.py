@@ -85,6 +85,8 @@ class OutputComparer:
         artifacts: ArtifactTable,
         idle: Callable[[], bool],
         memory_bytes: int,
+        *,
+        on_lost: Callable[[str], None] = lambda problem: None,
     ) -> None:
         """As `Profiler`."""
         self._report = report
@@ -93,7 +95,9 @@ class OutputComparer:
         self._artifacts = artifacts
         self._idle = idle
         self._memory_bytes = memory_bytes
+        self._on_lost = on_lost
         self._newest = 0
+        self._open = set[int]()
         self._orders: SimpleQueue[CompareOutputs] = SimpleQueue()
         self.handlers: messages.Handlers = {CompareOutputs: self._order}
 
@@ -103,7 +107,13 @@ class OutputComparer:
 
     def _order(self, command: CompareOutputs, fds: list[int]) -> None:
         self._newest = command.number
+        self._open.add(command.number)
         self._orders.put(command)
+
+    @property
+    def busy(self) -> bool:
+        """An order is not answered yet."""
+        return bool(self._open)
 
     def _work(self) -> NoReturn:
         while True:
@@ -115,14 +125,22 @@ class OutputComparer:
         try:
             answer = self._compare(order, user)
         except _CandidateFailed as error:
+            self._ask_device(error)
             reason = f"the new version fails on inputs of real tasks: {error}"
             answer = OutputsCompared(order.number, None, reason, True)
         except Exception as error:  # nothing is known of the outputs
+            self._ask_device(error)
             if not isinstance(error, StageloomError | ValueError | OSError):
                 log.error("a comparison of outputs failed", exc_info=error)
             answer = OutputsCompared(order.number, None, f"not compared: {one_line(error)}")
         self._artifacts.release(user)
         self._report(answer)
+        self._open.discard(order.number)
+
+    def _ask_device(self, error: Exception) -> None:
+        """After a failure, before its answer: on a lost device all that follows would fail, too."""
+        if self._executors.lost():
+            self._on_lost(one_line(error))
 
     def _compare(self, order: CompareOutputs, user: tuple[str, int]) -> OutputsCompared:
         driver = self._driver()
@@ -174,6 +192,7 @@ class OutputComparer:
             try:
                 comparison.take(model, *_outputs(versions, model, inputs))
             except ExecutorError as error:  # an input that is no good says nothing of the new version
+                self._ask_device(error)
                 failures.append(one_line(error))
             ended_s = time.monotonic()
             rests_until_s = ended_s + _REST * (ended_s - began_s)

@@ -66,6 +66,7 @@ class EngineProcess:
         self._tasks = ArenaTasks(self.report, self._report_end, lambda: self._driver)
         self._artifacts = ArtifactTable()
         self._loads: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._loading = set[PlanKey]()  # and those that wait for their turn
         self._profiler = Profiler(
             self.report,
             lambda: self._driver,
@@ -73,6 +74,8 @@ class EngineProcess:
             self._artifacts,
             Idleness(self._quiet, lambda: 0 if self._driver is None else self._driver.arrived),
             config.memory_bytes,
+            tries_plan=lambda: bool(self._loading) or self._comparer.busy,
+            on_lost=_end_without_device,
         )
         self._comparer = OutputComparer(
             self.report,
@@ -81,6 +84,7 @@ class EngineProcess:
             self._artifacts,
             self._quiet,
             config.memory_bytes,
+            on_lost=_end_without_device,
         )
         self._draining = False
         self._settling: PlanKey | None = None  # took the place of a plan that still may have steps in flight
@@ -220,8 +224,9 @@ class EngineProcess:
     # Plans
 
     def _load_plan(self, command: messages.LoadPlan, fds: list[int]) -> None:
-        wire = read_plan(fds)
-        self._loads.put(lambda: self._load(PlanKey(command.key), wire, command.artifacts))
+        key, wire = PlanKey(command.key), read_plan(fds)
+        self._loading.add(key)
+        self._loads.put(lambda: self._load(key, wire, command.artifacts))
 
     def _load(self, key: PlanKey, wire: bytes, paths: Mapping[str, str]) -> None:
         """Load a plan on the loading thread; whatever goes wrong is reported, and what runs goes on."""
@@ -245,16 +250,19 @@ class EngineProcess:
         except _TooLargeError as error:
             self._artifacts.release(key)
             self.report(messages.PlanTooLarge(key, *error.args))
-        except (StageloomError, ValueError, OSError) as error:
+        except Exception as error:  # the plan is refused and what ran before runs on
+            reason = str(error)
+            if not isinstance(error, StageloomError | ValueError | OSError):  # a backend's
+                log.exception("plan %d could not be loaded", key)
+                reason = f"{type(error).__name__}: {error}"
+            if self._executors.lost():
+                _end_without_device(reason)  # unanswered, so that it is this plan's
             self._artifacts.release(key)
-            self.report(messages.PlanFailed(key, str(error)))
-        except Exception as error:  # a backend's: the plan is refused and what ran before runs on
-            log.exception("plan %d could not be loaded", key)
-            self._artifacts.release(key)
-            self.report(messages.PlanFailed(key, f"{type(error).__name__}: {error}"))
+            self.report(messages.PlanFailed(key, reason))
         else:
             failpoint("engine.loaded")
             self.report(messages.PlanLoaded(key, missing == 0, stated_bytes, free.memory_bytes))
+        self._loading.discard(key)  # behind the report: from it on a crash may be a measurement's again
 
     def _admit(self, bound: BoundPlan) -> tuple[int, MemoryBudget]:
         """What a plan would add, and what there is for it.
@@ -373,7 +381,8 @@ def _work(jobs: SimpleQueue[Callable[[], None]]) -> NoReturn:
 
 
 def _end_without_device(problem: str) -> NoReturn:
-    """The agent starts another process, which has the device anew, and counts the crash against the plan."""
+    """The agent starts another process, which has the device anew, and counts the crash against what was
+    worked on."""
     log.critical("the device is lost to the engine process, which ends: %s", problem)
     os._exit(_EXIT_BUG)
 

@@ -15,6 +15,7 @@ import itertools
 import logging
 import os
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import msgspec
 
 from stageloom.edge_agent.executor.base import (
+    DeviceRunner,
     Executor,
     OperatorTime,
     StepFeeds,
@@ -97,6 +99,7 @@ def profile_stages(
     *,
     cores: tuple[int, ...] = (),
     at_least_s: float = 0.0,
+    before_freeing: Callable[[], None] = lambda: None,
 ) -> list[StageSamples]:
     """Times of the combined blocks wanted, of all if none is named. [num_combined]
 
@@ -104,7 +107,7 @@ def profile_stages(
     millisecond tell what the machine did in that moment. Fewer where the time was up. The plan is loaded for
     it and freed again. `serving`: the engine that has the
     executor, where one has; then steps go between its own. `cores`: what the calling thread keeps to while it
-    runs a step; empty: any.
+    runs a step; empty: any. `before_freeing` is called once no moment is asked for any more.
 
     Raises:
         ExecutorError: the plan has no such combined block or cannot be loaded, or a step fails.
@@ -122,6 +125,7 @@ def profile_stages(
             executor.load(key, bound, artifacts)
         profile.rounds(chosen, times, repeats, at_least_s)
     finally:
+        before_freeing()
         profile.close()
         executor.unload(key)
     return times
@@ -296,6 +300,7 @@ def _seeded_inputs(model: BoundModel) -> "Mapping[str, numpy.ndarray]":
 
 log = logging.getLogger(__name__)
 
+_POLL_S: Final = 0.05
 _WHOLE_RUNS: Final = 9
 _WHOLE_SHARE: Final = 0.25
 _OPERATORS_SHARE: Final = 0.75
@@ -338,14 +343,20 @@ class Profiler:
         artifacts: ArtifactTable,
         idle: Callable[[], bool],
         memory_bytes: int,
+        *,
+        tries_plan: Callable[[], bool] = lambda: False,
+        on_lost: Callable[[str], None] = lambda problem: None,
     ) -> None:
         """`executors`: the driver's. `idle`: nothing is served. `memory_bytes` is for all plans together; 0:
-        what there is."""
+        what there is. `tries_plan`: one is loaded or compared; work waits, so that a crash is the plan's.
+        `on_lost` is told of a failure after which the device is lost to this process."""
         self._report = report
         self._driver = driver
         self._executors = executors
         self._artifacts = artifacts
         self._is_idle = idle
+        self._tries_plan = tries_plan
+        self._on_lost = on_lost
         arrived = idle.arrived if isinstance(idle, Idleness) else lambda: 0
         self._idle = Idleness(self._looks_idle, arrived)
         self._memory_bytes = memory_bytes
@@ -374,22 +385,40 @@ class Profiler:
 
     def _work_on(self, request: int, job: Callable[[], None]) -> None:
         self._request = request
-        self._tell(request)  # packages that it imports may end the process, too
+        self._go_on()  # packages that it imports may end the process, too
         job()
         self._request = 0
         self._tell(0)
 
     def _looks_idle(self) -> bool:
         """As `idle`; work goes on where it says so, and waits where it does not."""
-        idle = self._is_idle()
+        idle = self._is_idle() and not self._tries_plan()
         self._tell(self._request if idle else 0)
         return idle
+
+    def _go_on(self) -> None:
+        """Before work that asks for no moment: it may run beside tasks, but beside no plan that is tried."""
+        while self._tries_plan():
+            self._tell(0)
+            time.sleep(_POLL_S)
+        self._tell(self._request)
 
     def _tell(self, request: int) -> None:
         """Say what is worked on, where that is another request than before."""
         if request != self._told:
             self._told = request
             self._report(messages.Profiling(request))
+
+    @contextmanager
+    def _asking(self, executor: StepRunner) -> Iterator[None]:
+        """After a failure inside ask whether its device is lost, which is this request's doing."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(executor, DeviceRunner) and executor.lost():
+                self._tell(self._request)
+                self._on_lost(one_line(error))
+            raise
 
     # Operators
 
@@ -405,13 +434,16 @@ class Profiler:
                 self._report(whole)
             else:
                 reason = f"the model as a whole is not timed: {whole}"
+            self._go_on()
             executor = make_executor(request.executor)
             try:
                 share = _OPERATORS_BESIDE_PARTS if request.parts else _OPERATORS_SHARE
-                timed = executor.time_operators(artifact, _share(request.timing, share), self._idle)
+                with self._asking(executor):
+                    timed = executor.time_operators(artifact, _share(request.timing, share), self._idle)
                 if request.parts:
                     self._time_parts(request, artifact, executor, timed)
             finally:
+                self._go_on()
                 executor.close()
             if not all(one.runs for one in timed):
                 reason = _TOO_BUSY
@@ -437,10 +469,12 @@ class Profiler:
         """Report parts of operators, and what it takes to hand over and to copy."""
         asked = request.timing
         reports: list[messages.PartsTimed] = []
+        self._go_on()
         try:
-            timed = timed_parts(
-                executor, artifact, alone, _share(asked, _PARTS_SHARE), request.parts, self._idle
-            )
+            with self._asking(executor):
+                timed = timed_parts(
+                    executor, artifact, alone, _share(asked, _PARTS_SHARE), request.parts, self._idle
+                )
             handover_s, reason = self._handover(request, artifact, as_samples(timed))
             times = told(timed)
             for first in range(0, max(1, len(times)), _PARTS_PER_REPORT):
@@ -466,6 +500,7 @@ class Profiler:
         asked = request.timing
         if not parts:
             return None, "no part was timed: no operator may be split, or the time was too short"
+        self._go_on()
         cores = core_pair(asked.intra_op_threads)
         if cores is None:
             return None, f"two resources need {2 * asked.intra_op_threads} cores"
@@ -486,6 +521,7 @@ class Profiler:
                     _WHOLE_RUNS,
                     serving=serving,
                     cores=cores[0],
+                    before_freeing=self._go_on,
                 )
         except Exception as error:  # parts are told without it
             return None, f"hand-overs are not measured: {_one_line(error)}"
@@ -510,15 +546,22 @@ class Profiler:
             bound = bind(compose([choice], executor=options), {artifact.digest: artifact.graph})
             with self._executor(bound) as (executor, serving):
                 (found,) = profile_stages(
-                    bound, {artifact.digest: artifact}, executor, moments, _WHOLE_RUNS, serving=serving
+                    bound,
+                    {artifact.digest: artifact},
+                    executor,
+                    moments,
+                    _WHOLE_RUNS,
+                    serving=serving,
+                    before_freeing=self._go_on,
                 )
         except _CannotRunError as error:
             return messages.WholeTime(request.request, None, 0, str(error))
         except Exception as error:  # there is no time, and the engine goes on
             return _one_line(error)
         if not found.step_s:
-            reason = moments.reason or _TOO_BUSY
-            return f"{reason}; {share:.0%} of the budget is for it, ask with a larger one"
+            if moments.too_busy:
+                return f"{moments.reason}; ask when fewer tasks come, or raise profile_wall_s"
+            return f"{moments.reason}; {share:.0%} of the budget is for it, ask with a larger one"
         return messages.WholeTime(request.request, summary(found.step_s).median_us, len(found.step_s))
 
     # Stages
@@ -546,6 +589,7 @@ class Profiler:
                     request.combined_blocks,
                     serving,
                     at_least_s=request.at_least_s,
+                    before_freeing=self._go_on,
                 )
             reason = moments.reason
         except Exception as error:  # there are no times, and the engine goes on
@@ -569,7 +613,8 @@ class Profiler:
             if needed_bytes > room_bytes:
                 reason = f"it needs {needed_bytes} bytes beside what is loaded, {room_bytes} are left"
                 raise BackendUnavailable(f"the plan is not profiled: {reason}")
-            yield executors, driver if shares else None
+            with self._asking(executors):
+                yield executors, driver if shares else None
         finally:
             if not shares:
                 executors.close()

@@ -162,13 +162,13 @@ def test_a_long_combined_block_is_told_in_rows_that_fit() -> None:
         assert decode_row(encode_row(TelemetryRow(1, row))).data == row
 
 
-def test_a_request_survives_every_end_of_the_engine_process_that_was_ordered() -> None:
+def test_a_request_survives_every_end_of_the_engine_process_of_which_it_is_not_to_blame() -> None:
     it = Desk()
     it.desk.wanted(OPERATORS)
     for _ in range(5):
         it.desk.engine_ready()
         it.desk.working_on(OPERATORS.request)
-        assert not it.desk.engine_exited(ordered=True)
+        assert not it.desk.engine_exited(blameless=True)
     assert len(it.asked) == 5 and it.told == []
 
 

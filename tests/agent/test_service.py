@@ -16,7 +16,7 @@ from stageloom.edge_agent.reporting.status import AgentStatus, task_totals
 from stageloom.edge_agent.run import allow_open_files
 from stageloom.edge_agent.service import Agent
 from stageloom.edge_agent.worker import messages as engine
-from stageloom.shared.engine.steps import Outcome
+from stageloom.shared.engine.steps import Outcome, PlanKey
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import ArtifactNeed, Origin, ProfileRequest
 
@@ -75,7 +75,7 @@ def test_sign_of_life_of_the_engine_process_is_no_telemetry(tmp_path: Path) -> N
         agent.run()
 
 
-def test_end_of_the_engine_process_is_told_from_one_at_a_measurement(
+def test_end_of_the_engine_process_is_told_from_one_at_a_measurement_but_not_beside_a_plan_that_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent = Agent(AgentConfig(home=str(tmp_path)), lambda plans: (alone(PLAN, plans), ()))
@@ -93,10 +93,15 @@ def test_end_of_the_engine_process_is_told_from_one_at_a_measurement(
                 agent._on_report(engine.Profiling(1))
                 agent._on_report(engine.Profiling(number))
                 agent._on_report(engine.Exited(-signal.SIGSEGV))
+            for _ in range(3):
+                agent._plans._engine.loading[PlanKey(1)] = PLAN
+                agent._on_report(engine.Profiling(1))
+                agent._on_report(engine.Exited(-signal.SIGSEGV))
+            assert agent._profiles.needed() == {PLAN.ref.digest}, "the request is still open"
     finally:
         agent.loop.call_at(agent.loop.now(), agent.request_stop)
         agent.run()
-    assert told == [True, False]
+    assert told == [True, *[False] * 4]
 
 
 def test_no_way_is_measured_while_another_plan_is_on_its_way_or_on_probation(

@@ -91,6 +91,22 @@ def test_a_device_is_lost_where_one_executor_says_so_and_others_need_have_none(
     assert executors.lost()
 
 
+def test_a_device_that_was_lost_in_a_load_stays_lost_though_its_executor_is_closed(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*asked: object) -> None:
+        raise ExecutorError("an illegal memory access was encountered")
+
+    executors = Executors(made)
+    executors.load(ONE, plan_on("a"), {})
+    executors.stated_bytes(plan_on("b"))
+    monkeypatch.setattr(made.all[-1], "load", fail)
+    monkeypatch.setattr(made.all[-1], "lost", lambda: True, raising=False)
+    with pytest.raises(ExecutorError, match="illegal"):
+        executors.load(OTHER, plan_on("b"), {})
+    assert made.all[-1].closed and executors.lost()
+
+
 def test_each_step_runs_on_the_executor_that_its_plan_names(made: Made) -> None:
     executors = Executors(made)
     executors.load(ONE, plan_on("a"), {})

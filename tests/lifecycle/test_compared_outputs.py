@@ -177,6 +177,7 @@ class Versions(World):
 
     def compare(self, order: CompareOutputs) -> None:
         if self.dies:
+            assert self.manager.tries_plan, "no measurement is to blame"
             self.exit("signal 11")
         else:
             self.do(self.manager.outputs_compared(OutputsCompared(order.number, self.found), self.now_s))
@@ -204,5 +205,6 @@ def test_an_engine_that_the_new_version_takes_down_is_its_fault() -> None:
     world.tell(ev.Received(structs.replace(asked, compare_outputs=0.01)))
     world.settle(100.0)
     assert world.running == "g"
+    assert not world.manager.tries_plan
     assert world.core.state.state is DeviceState.REJECTED
     assert "crashed while the new version ran" in world.core.state.reason

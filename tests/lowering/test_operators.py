@@ -156,6 +156,10 @@ SELDOM: list[Older] = [
     ("Max", 13, [floats(1, 1, 4, 5), floats(1, 1, 4, 5, seed=1), floats(1, 3, 4, 5, seed=2)], {}, {}),
     ("Sum", 13, [floats(1, 4, 1), floats(1, 1, 5, seed=1), floats(2, 4, 5, seed=2)], {}, {}),
     ("DynamicQuantizeLinear", 11, [np.zeros((2, 3), np.float32)], {}, {"outputs": 3}),
+    # onnxruntime looks at no more of a condition than there are places
+    *(("Compress", 11, [floats(2, 3)], {"c": np.array([0, 1, 1, 0, 0, 1, 0, 1], bool)[:length]}, axis)
+      for length in (2, 8)
+      for axis in ({}, {"axis": 0}, {"axis": -1})),
 ]  # fmt: skip
 
 

@@ -98,8 +98,11 @@ def test_a_comparison_ends_as_soon_as_one_of_its_plans_is_given_up(model: Artifa
     artifacts, reports = ArtifactTable(), list[Any]()
     artifacts.use("plan", model.digest, {model.digest: str(model.path)})
     comparer = OutputComparer(reports.append, lambda: driver, Executors(), artifacts, lambda: True, 0)
+    busy = [comparer.busy]
     comparer.handlers[CompareOutputs](order(1, limit_s=1.0), [])
+    busy.append(comparer.busy)
     comparer._carry_out(comparer._orders.get())
+    assert [*busy, comparer.busy] == [False, True, False]
     (found,) = reports
     assert (found.verdict, found.failed) == (None, False)
     assert "not loaded any more" in found.reason

@@ -3,16 +3,21 @@
 import mmap
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stageloom.edge_agent.executor.base import StepResult
+from stageloom.edge_agent.executor.base import OperatorTime, StepResult, TimingRequest
 from stageloom.edge_agent.executor.executors import _WHERE, Executors
 from stageloom.edge_agent.executor.null import NullExecutor
 from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
+from stageloom.edge_agent.executor.onnx.split_timing import PartTime
+from stageloom.edge_agent.executor.timing import IdleTime
 from stageloom.edge_agent.worker import messages, profiling
 from stageloom.edge_agent.worker.client import memory_file
 from stageloom.edge_agent.worker.messages import WorkerConfig
@@ -26,8 +31,10 @@ from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.errors import BackendUnavailable, ExecutorError
 from stageloom.shared.ids import Digest, StepId
 from stageloom.shared.launch_list import lower
+from stageloom.shared.partition import Axis
 from stageloom.shared.plan import ExecutorOptions, Plan
 from stageloom.shared.search.compose import ModelChoice, compose
+from tests.shared.strangers import install
 from tests.worker.engine import TIMEOUT_S, RealEngine
 from tests.worker.test_process import ARENA, SIZE, _memory, _plan, _serve, _task, model
 
@@ -206,10 +213,27 @@ def test_a_model_that_is_not_timed_as_a_whole_for_want_of_time_is_told_with_its_
     assert "ask with a larger one" in operators.reason
 
 
-def operators_here(model: Artifact) -> list[Any]:
+def test_where_the_device_is_too_busy_to_time_the_whole_model_no_larger_budget_is_asked_for(
+    model: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turning_clock(monkeypatch)
+    (operators,) = operators_here(model, idle=lambda: False)
+    assert "as a whole is not timed: the device was too busy" in operators.reason
+    assert "ask when fewer tasks come, or raise profile_wall_s" in operators.reason
+    assert "larger" not in operators.reason
+
+
+def turning_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A minute goes by with each look at the clock, and no sleep takes time."""
+    clock: Any = map((60.0).__mul__, count())
+    timed = partial(IdleTime, clock=clock.__next__, sleep=lambda seconds: None)
+    monkeypatch.setattr(profiling, "IdleTime", timed)
+
+
+def operators_here(model: Artifact, idle: Callable[[], bool] = lambda: True) -> list[Any]:
     """What is told of a model's operators, and before it of the whole, by a profiler in this process."""
     reports: list[messages.Report] = []
-    profiler = Profiler(reports.append, lambda: None, Executors(), ArtifactTable(), lambda: True, 0)
+    profiler = Profiler(reports.append, lambda: None, Executors(), ArtifactTable(), idle, 0)
     profiler._time_operators(messages.Profile(1, model.digest, str(model.path), "null"))
     assert isinstance(reports[-1], messages.OperatorTimes), "the request is answered"
     return reports
@@ -229,6 +253,110 @@ def test_it_says_when_it_works_on_a_request_and_when_it_waits_for_a_moment(model
     worked = [report.request for report in reports if isinstance(report, messages.Profiling)]
     assert worked == [5, 0, 5, 0]
     assert isinstance(reports[-2], messages.StageTimes) and reports[-2].last
+
+
+def test_work_waits_for_a_plan_that_is_loaded_or_compared_and_says_so(
+    model: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A plan is loaded as the request comes. 2. Work begins. 3. Another one is loaded. 4. It goes on."""
+    monkeypatch.setattr(profiling, "_POLL_S", 0.0)
+    said: list[object] = []
+    answers = iter([True, True, False, True])
+
+    def tries_plan() -> bool:
+        tries = next(answers, False)
+        said.extend(["a plan"] * tries)
+        return tries
+
+    def report(report: messages.Report) -> None:
+        said.append(report.request if isinstance(report, messages.Profiling) else type(report))
+
+    profiler = Profiler(
+        report, lambda: None, Executors(), ArtifactTable(), lambda: True, 0, tries_plan=tries_plan
+    )
+    profiler.handlers[messages.Profile](messages.Profile(5, model.digest, str(model.path), "null"), [])
+    profiler._work_on(*profiler._jobs.get())
+    answer = [messages.WholeTime, messages.OperatorTimes]
+    assert said == ["a plan", "a plan", 5, "a plan", 0, 5, *answer, 0]
+
+
+def test_work_that_asks_for_no_moment_is_said_to_be_worked_on_though_none_was_idle(
+    model: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each task that is served meanwhile makes the request one that waits."""
+    turning_clock(monkeypatch)
+    reports: list[messages.Report] = []
+    answers = iter([True])  # the first moment is for loading
+    profiler = Profiler(
+        reports.append, lambda: None, Executors(), ArtifactTable(), lambda: next(answers, False), 0
+    )
+    works: list[tuple[str, int]] = []
+
+    def note(what: str, *, busy: bool = False) -> None:
+        works.append((what, profiler._told))
+        if busy:
+            assert not profiler._idle() and profiler._told == 0
+
+    class Noting(NullExecutor):
+        def __init__(self) -> None:
+            super().__init__()
+            note("make")
+
+        def unload(self, key: PlanKey) -> None:
+            note("unload")
+
+        def time_operators(self, *asked: Any) -> tuple[OperatorTime, ...]:
+            note("operators", busy=True)
+            return super().time_operators(*asked)
+
+        def close(self) -> None:
+            note("close", busy=True)
+
+    def parts(*asked: Any) -> tuple[PartTime, ...]:
+        note("parts", busy=True)
+        return (PartTime(0, Axis.CHANNELS, 1, OperatorTime(1.0, 0.0, 1)),)
+
+    def cores(threads: int) -> None:
+        note("hand-over", busy=True)
+
+    monkeypatch.setattr(profiling, "make_executor", lambda name: Noting())
+    monkeypatch.setattr(profiling, "timed_parts", parts)
+    monkeypatch.setattr(profiling, "core_pair", cores)
+    asked = messages.Profile(5, model.digest, str(model.path), "null", TimingRequest(limit_s=1e6), parts=1)
+    profiler._work_on(5, lambda: profiler._time_operators(asked))
+    kinds = ["make", "unload", "close", "make", "operators", "parts", "hand-over", "close"]
+    assert works == [(kind, 5) for kind in kinds]
+
+
+SLOW = """
+from stageloom.edge_agent.executor.null import NullExecutor
+
+class Slow(NullExecutor):
+    name = "slow"
+
+    def load(self, key, bound, artifacts):
+        super().load(key, bound, artifacts)
+        open({gate!r}).read()
+"""
+
+
+def test_a_profile_begins_behind_the_load_that_was_ordered_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Artifact
+) -> None:
+    """So what ends the process meanwhile is that plan."""
+    os.mkfifo(gate := tmp_path / "gate")
+    install(tmp_path, "slow", "stageloom.executors", {"slow": "slow:Slow"}, SLOW.format(gate=str(gate)))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    engine = RealEngine()
+    engine.load(1, _plan(model, executor="slow"), model)
+    engine.send(messages.Profile(5, model.digest, str(model.path), "null"))
+    engine.send(messages.Unload(9))
+    assert engine.wait_for(messages.PlanFailed).key == 9, "the profile was ordered, too"
+    gate.write_text("")
+    engine.wait_for(messages.OperatorTimes)
+    kinds = [type(report) for report in engine.reports]
+    assert kinds.index(messages.PlanLoaded) < kinds.index(messages.Profiling)
+    assert engine.stop() == 0
 
 
 def profiled_here(

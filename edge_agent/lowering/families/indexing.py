@@ -166,12 +166,12 @@ def one_hot(node: Node) -> Lowered:
 
 @operator("Compress")
 def compress(node: Node) -> Lowered:
-    """The condition decides the shape, so it must be a constant."""
-    chosen = torch.from_numpy(node.constant(1).nonzero()[0].copy())
-    index = node.made(chosen)
-    if node.attribute("axis") is None:
+    """The condition decides the shape, so it must be a constant; what is longer than the axis is cut."""
+    axis = None if node.attribute("axis") is None else node.axis("axis", 0)
+    extent = prod(node.shape(0)) if axis is None else node.shape(0)[axis]
+    index = node.made(torch.from_numpy(node.constant(1)[:extent].nonzero()[0].copy()))
+    if axis is None:
         return lambda x, _=None: x.reshape(-1).index_select(0, index)
-    axis = node.axis("axis", 0)
     return lambda x, _=None: x.index_select(axis, index)
 
 
