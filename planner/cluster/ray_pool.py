@@ -275,6 +275,7 @@ def _start(workers: int, address: str) -> Any:
         _require_able(ray)
     else:
         ray.init(
+            address="local",  # else Ray joins whatever RAY_ADDRESS or a file of its own names, or fails
             num_cpus=workers,
             num_gpus=0,
             object_store_memory=OBJECT_STORE_BYTES,
