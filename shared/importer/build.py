@@ -96,9 +96,8 @@ def _remedy_of_output(output: onnx.ValueInfoProto, model: onnx.ModelProto) -> st
     labels = output.type.tensor_type.elem_type == onnx.TensorProto.STRING
     remedies = ["train or convert the model with integer labels, or remove that output"] if labels else []
     zipped = {name for node in model.graph.node if node.op_type == "ZipMap" for name in node.output}
-    if output.name in zipped or (
-        labels and zipped
-    ):  # converters of scikit-learn's classifiers end so, unless told
+    # Converters of scikit-learn's classifiers end so, unless told otherwise.
+    if output.name in zipped or (labels and zipped):
         remedies.append(
             "convert the classifier with options={'zipmap': False} (skl2onnx) or zipmap=False (onnxmltools), "
             "which makes the probabilities one tensor"
