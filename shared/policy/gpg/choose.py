@@ -129,8 +129,7 @@ def _scored(block: EncodedBlock, stages: Stages, how: LookAhead, state: int, ran
     space = ranked(stages, state)
     scores = _Scores(block, stages, state)
     scores.add(_proposed(block, space, how, state, random))
-    for start in scores.best(how.improved):
-        _improve(scores, space, start, how.sweeps)
+    _improve(scores, space, scores.best(how.improved), how.sweeps)
     return scores
 
 
@@ -164,18 +163,27 @@ def _proposed(
     return [space.unrank(int(action * space.count)) for action in actions]
 
 
-def _improve(scores: _Scores, space: RankedEndings, start: int, sweeps: int) -> None:
-    """Change the ending part by part to the best that can be had, until nothing helps."""
-    best = start
+def _improve(scores: _Scores, space: RankedEndings, starts: Sequence[int], sweeps: int) -> None:
+    """Change endings part by part to the best that can be had, each until nothing helps.
+
+    All at once: a forward pass over what two of them may become costs little more than over one's.
+    """
+    best = list(starts)
+    moving = list(range(len(best)))
     for _ in range(sweeps):
-        before = best
+        before = list(best)
         for part in range(space.parts):
-            others = space.changed(best, part)
-            others = others[:: 1 + len(others) // _CHANGES]
-            scores.add(others)
-            best = min((best, *others), key=lambda ending: (scores[ending], ending))
-        if best == before:
+            others = {at: _thinned(space.changed(best[at], part)) for at in moving}
+            scores.add([ending for group in others.values() for ending in group])
+            for at, group in others.items():
+                best[at] = min((best[at], *group), key=lambda ending: (scores[ending], ending))
+        moving = [at for at in moving if best[at] != before[at]]
+        if not moving:
             return
+
+
+def _thinned(endings: Sequence[int]) -> Sequence[int]:
+    return endings[:: 1 + len(endings) // _CHANGES]
 
 
 def _roll_out(stages: Stages, act: Callable[[int], float]) -> list[int]:

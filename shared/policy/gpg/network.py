@@ -124,21 +124,16 @@ def state_rows(found: Measures, left: Floats, leaves: Floats) -> Floats:
     work = matmul(left, found.work)
     path = (leaves * found.path).max(axis=1, initial=0.0)
     contention = np.float32(found.contention)
-    least = np.maximum(path, work + contention * (rest - work))
-    one = np.ones_like(rest)
-    return np.stack(
-        [
-            rest,
-            np.minimum(least, rest),
-            path,
-            work,
-            left.sum(axis=1) / np.float32(size),
-            leaves.sum(axis=1) / np.float32(8.0),
-            one * np.float32(min(found.barrier * size, 4.0)),
-            one * contention,
-        ],
-        axis=1,
-    ).astype(np.float32)
+    rows = np.empty((len(left), STATE_FEATURES), np.float32)
+    rows[:, 0] = rest
+    rows[:, 1] = np.minimum(np.maximum(path, work + contention * (rest - work)), rest)
+    rows[:, 2] = path
+    rows[:, 3] = work
+    rows[:, 4] = left.sum(axis=1) / np.float32(size)
+    rows[:, 5] = leaves.sum(axis=1) / np.float32(8.0)
+    rows[:, 6] = min(found.barrier * size, 4.0)
+    rows[:, 7] = contention
+    return rows
 
 
 def bit_rows(masks: Sequence[int], size: int) -> Floats:
