@@ -31,6 +31,7 @@ from random import Random
 from statistics import fmean, median
 from typing import Any, Final, NamedTuple
 
+from benchmarks.one_thread import in_one_thread
 from benchmarks.runner import Report, progress, run
 from benchmarks.zoo import graphs_of
 from stageloom.planner.learning.gpg.lessons import MemberOf
@@ -221,6 +222,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], list[d
 
 
 def measure(report: Report, options: argparse.Namespace) -> None:
+    in_one_thread("benchmarks.gpg")
     size = QUICK if options.quick else Size()
     models = graphs_of(HELD_OUT)
     network = decode(options.checkpoint.read_bytes()).network

@@ -9,12 +9,12 @@ are drawn; every call sees other samples.
 """
 
 import argparse
-import os
 import sys
 from random import Random
 
 import numpy as np
 
+from benchmarks.one_thread import in_one_thread
 from benchmarks.runner import Report, percentile, progress, run, timed_s
 from stageloom.shared.digest import digest_of
 from stageloom.shared.policy.gpg.network import Floats
@@ -28,7 +28,6 @@ BLOCKS = {"inception_v3": 13, "resnet50": 5, "squeezenet": 12}
 """Blocks of TOP's table II."""
 
 HIDDEN = (500, 128)
-ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 LOADS = tuple(
     Load(model=name, arrivals_per_s=rate, service_s=0.004, queued=0)
     for name, rate in zip(BLOCKS, (30.0, 60.0, 120.0), strict=True)
@@ -68,10 +67,7 @@ def samples(where: Space, random: Random) -> tuple[PolicySample, ...]:
 
 
 def measure(report: Report, options: argparse.Namespace) -> None:
-    if any(os.environ.get(name) != "1" for name in ONE_THREAD):
-        # What numpy computes with reads these when it is loaded, so this process starts over with them.
-        command = [sys.executable, "-m", "benchmarks.policy", *sys.argv[1:]]
-        os.execve(sys.executable, command, {**os.environ, **dict.fromkeys(ONE_THREAD, "1")})
+    in_one_thread("benchmarks.policy")
     time_forward(report, 500 if options.quick else 5000)
 
 

@@ -11,7 +11,6 @@ why).
 """
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,13 +18,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.one_thread import in_one_thread
 from benchmarks.paper.catalogue import CATALOGUE
 from benchmarks.paper.code_digest import ROOT
 from benchmarks.paper.finding import Finding, Inputs, PaperClaim, Reproduction
 from benchmarks.paper.graphs import KeptGraphs
 from benchmarks.paper.kept_findings import FAILED, FindingsFolder, KeptFinding
 from benchmarks.paper.pages import PAPERS, index_page, paper_page
-from benchmarks.policy import ONE_THREAD
 from benchmarks.runner import Report, progress, run
 from stageloom.shared.errors import InputError, StageloomError
 
@@ -114,11 +113,7 @@ def measure(report: Report, options: argparse.Namespace) -> int:
         for one in wanted:
             print(f"{one.id:22} {'due ' if one in due else 'kept'} {one.says}")
         return 0
-    if any(os.environ.get(name) != "1" for name in ONE_THREAD):
-        # What numpy computes with reads these when it is loaded. Threads that wait for each other would count
-        # as processor time.
-        command = [sys.executable, "-m", "benchmarks.paper", *sys.argv[1:]]
-        os.execve(sys.executable, command, {**os.environ, **dict.fromkeys(ONE_THREAD, "1")})
+    in_one_thread("benchmarks.paper")
     inputs = Inputs(KeptGraphs(options.cache / "graphs"), ROOT / "docs" / "results", small=options.quick)
     found: dict[str, Finding] = {}
     digests = {one.id: folder.digest_of(one) for one in due}  # of the code that runs, not of later edits

@@ -21,6 +21,7 @@ from typing import Any, Final, TypeVar
 
 from stageloom.planner.cluster.interface import SearchFuture
 from stageloom.planner.cluster.priority import BEHIND_SERVING, come_after
+from stageloom.shared.blas_threads import ONE_THREAD
 from stageloom.shared.errors import UnavailableError
 
 log = logging.getLogger(__name__)
@@ -155,6 +156,7 @@ def _serve(there: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     come_after(BEHIND_SERVING)
+    os.environ.update(ONE_THREAD)  # before a function brings numpy; Ray gives its own workers the same
     with suppress(EOFError, OSError):
         while True:
             there.send_bytes(_answer(there.recv_bytes()))

@@ -21,6 +21,7 @@ from stageloom.planner.learning.messages import (
     TrainingMessage,
     TrainingTask,
 )
+from stageloom.shared.blas_threads import ONE_THREAD
 
 
 def main() -> None:
@@ -29,6 +30,7 @@ def main() -> None:
     told = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     come_after(BEHIND_SERVING)
+    os.environ.update(ONE_THREAD)  # before anything brings numpy
     task = msgspec.json.decode(_line(), type=TrainingTask)
     threading.Thread(target=_end_with_planner, daemon=True).start()
     with told:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stageloom import shared
+from stageloom.shared.blas_threads import ONE_THREAD
 from stageloom.shared.errors import ExecutorError, ModelError, NotNow, OpenInput, SettingError, UnpinnedShape
 from stageloom.shared.module_command import module_command
 
@@ -202,8 +203,7 @@ def _environment() -> dict[str, str]:
     """Return variables that limit each library to one thread: stacks and arenas count as address space."""
     root = str(Path(shared.__file__).absolute().parents[2])
     search = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
-    threads = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-    return {**os.environ, **threads, "PYTHONPATH": search, "MALLOC_ARENA_MAX": "1"}
+    return {**os.environ, **ONE_THREAD, "PYTHONPATH": search, "MALLOC_ARENA_MAX": "1"}
 
 
 def _relay(child: subprocess.Popen[bytes], deadline: float, progress: Progress) -> bool:

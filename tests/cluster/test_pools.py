@@ -26,7 +26,7 @@ from tests.cluster.listening import (
     descendants,
     listening_addresses,
 )
-from tests.cluster.work import add, busy, die, refuse
+from tests.cluster.work import add, busy, die, refuse, threads_around_numpy
 from tests.planner.processes import ROOT, until
 from tests.search.test_compose import choices
 
@@ -106,6 +106,12 @@ def test_a_process_goes_on_with_the_next_function_and_ends_when_it_has_nothing_t
     until(lambda: not Path("/proc", str(first)).exists())
     assert pool.submit(os.getpid).result(60) != first
     pool.close()
+
+
+def test_a_search_computes_on_the_one_core_that_it_is_given(pool: SearchPool) -> None:
+    """Threads of numpy's on cores that other searches have only wait for each other."""
+    before, after = pool.submit(threads_around_numpy).result(60)
+    assert after == before
 
 
 def test_a_closed_pool_refuses_and_leaves_no_process(tmp_path: Path) -> None:

@@ -26,3 +26,14 @@ def busy(started: str, ended: str) -> None:
     while time.monotonic() < until:
         sum(range(1000))
     Path(ended).touch()
+
+
+def threads_around_numpy() -> tuple[int, int]:
+    """The threads of this process before a product of numpy's and after it."""
+    threads = Path("/proc/self/task")
+    before = len(list(threads.iterdir()))
+    import numpy as np
+
+    square = np.ones((512, 512), np.float32)
+    assert (square @ square).max() == 512
+    return before, len(list(threads.iterdir()))
