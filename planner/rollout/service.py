@@ -16,18 +16,16 @@ from stageloom.planner.rollout.machine import AbsenceClock
 from stageloom.planner.rollout.version import search_with_version, with_version
 from stageloom.planner.store.desired import LOCAL
 from stageloom.planner.store.plans import keep_plan, plan_info
-from stageloom.planner.store.rollouts import (
+from stageloom.planner.store.rollout_turns import (
     DECIDED_BY,
     DueDevice,
     RolloutTurn,
     advance_rollout,
     ask_devices,
     fail_devices,
-    live_rollouts,
-    rollout_info,
     rollout_turn,
-    undecided_devices,
 )
+from stageloom.planner.store.rollouts import live_rollouts, rollout_info, undecided_devices
 from stageloom.planner.store.store import Store
 from stageloom.shared.clock import Clock
 from stageloom.shared.errors import StageloomError, StorageError, UnavailableError

@@ -1,24 +1,15 @@
-"""Rollouts as the store holds them: made, advanced, paused, resumed, aborted. Each function is one part of a
-transaction; what a rollout does next is for `stageloom.planner.rollout.machine` to say.
+"""Rollouts as the store holds them: made, shown, paused, resumed, aborted. Each function is one part of a
+transaction; what a rollout does by itself is in `stageloom.planner.store.rollout_turns`.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final
 
-from sqlalchemy import and_, delete, exists, func, select, tuple_, update
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy import delete, func, select, tuple_
+from sqlalchemy.orm import Session
 
 from stageloom.planner.labels import label_text, parse_selection
-from stageloom.planner.rollout.machine import (
-    LIVE,
-    UNDECIDED,
-    Rollout,
-    RolloutDevice,
-    RolloutStep,
-    next_step,
-)
+from stageloom.planner.rollout.machine import UNDECIDED
 from stageloom.planner.rollout.waves import parse_waves, wave_ends
 from stageloom.planner.schema.rollout import (
     AskState,
@@ -28,94 +19,30 @@ from stageloom.planner.schema.rollout import (
     RolloutState,
 )
 from stageloom.planner.store.database import now_us
-from stageloom.planner.store.desired import Push, push_all
-from stageloom.planner.store.generations import ENDS, REFUSED
 from stageloom.planner.store.labels import selected_devices
 from stageloom.planner.store.models import named_models
-from stageloom.planner.store.replans import IS_PENDING
 from stageloom.planner.store.rollout_needs import REVERSIBLE
-from stageloom.planner.store.rows import add_event, message_of, run_on_rows
-from stageloom.planner.store.tables import (
-    DesiredRow,
-    GenerationRow,
-    PlanRow,
-    ReplanRow,
-    ReportedRow,
-    RolloutDeviceRow,
-    RolloutRow,
+from stageloom.planner.store.rollout_turns import (
+    GIVEN_ANOTHER,
+    LIVE_STATES,
+    MemberChange,
+    RolloutMembers,
+    apply_changes,
+    enter_state,
+    in_chunks,
+    learn_plans,
+    members_of,
+    plan_artifacts,
+    plan_wires,
 )
+from stageloom.planner.store.rows import add_event, message_of
+from stageloom.planner.store.tables import DesiredRow, RolloutDeviceRow, RolloutRow
 from stageloom.shared.errors import InputError, NotFoundError
 from stageloom.shared.ids import DeviceId, Digest
-from stageloom.shared.messages.control import Desired, DeviceState
-from stageloom.shared.plan import decode_plan
-from stageloom.shared.text import bounded
+from stageloom.shared.messages.control import Desired
 
-DECIDED_BY: Final = "rollout"
 MOST_LIVE: Final = 64
 """Rollouts that run or are paused at the same time."""
-
-_ENDED: Final = {state.value for state in ENDS}
-_KEPT: Final = aliased(GenerationRow)
-_LIVE: Final = [state.value for state in LIVE]
-_ROWS: Final = 256  # devices a statement
-_GIVEN_ANOTHER: Final = "it was given another plan meanwhile"
-
-_CHANGED: Final = """
-WITH given (named, whose, now_is, why, in_epoch, in_generation, at_us) AS (VALUES {rows})
-UPDATE rollout_devices SET
-    state = now_is, reason = why, epoch = in_epoch, generation = in_generation, changed_at_us = at_us
-FROM given WHERE rollout = named AND device = whose
-"""
-
-_ASKED: Final = """
-WITH given (named, whose, now_is, why, in_epoch, in_generation, at_us, old, new) AS (VALUES {rows})
-UPDATE rollout_devices SET
-    state = now_is, reason = why, epoch = in_epoch, generation = in_generation, changed_at_us = at_us,
-    old_plan = old, new_plan = new
-FROM given WHERE rollout = named AND device = whose
-"""
-
-
-class DueDevice(NamedTuple):
-    """A device that is to be asked: the plan that gets the version, above which (epoch, generation)."""
-
-    device: DeviceId
-    plan: str
-    above: tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutTurn:
-    """What a turn of a rollout found: devices to ask, and what is desired of devices now."""
-
-    model: str = ""
-    artifact: Digest | None = None
-    ask: tuple[DueDevice, ...] = ()
-    changed: tuple[tuple[DeviceId, Desired], ...] = ()
-    due: bool = False  # something is to be written
-
-
-class _Change(NamedTuple):
-    """A device's new state, and the generation that decides; `give_back`: it gets its old plan back."""
-
-    device: DeviceId
-    state: AskState
-    reason: str = ""
-    follow: tuple[int, int] | None = None
-    give_back: bool = False
-
-
-@dataclass(slots=True)
-class _Members:
-    """The devices of a rollout as rows, and what is desired of those that matter now.
-
-    `base`: the plan that gets the version, which is the desired one unless the device does not keep that.
-    """
-
-    rows: dict[DeviceId, Any]
-    desired: dict[DeviceId, tuple[tuple[int, int], str | None]]
-    base: dict[DeviceId, str | None]
-    holds: dict[str, bool] = field(default_factory=dict)  # by plan: whether it has the rollout's artifact
 
 
 # -- making and showing --------------------------------------------------------------------------------------
@@ -138,7 +65,9 @@ def create_rollout(session: Session, request: RolloutCreateRequest) -> RolloutIn
             f"no device{said} should run model {version.model!r}",
             remedy="see `stageloom device list`; a rollout replaces the version that a device's plan has",
         )
-    live = session.scalar(select(func.count()).select_from(RolloutRow).where(RolloutRow.state.in_(_LIVE)))
+    live = session.scalar(
+        select(func.count()).select_from(RolloutRow).where(RolloutRow.state.in_(LIVE_STATES))
+    )
     if (live or 0) >= MOST_LIVE:
         raise InputError(f"{MOST_LIVE} rollouts have not ended", remedy="end one of them first")
     _require_free(session, devices, beside=None)
@@ -194,7 +123,7 @@ def create_rollout(session: Session, request: RolloutCreateRequest) -> RolloutIn
 def _running(session: Session, devices: Sequence[DeviceId], model: str) -> list[DeviceId]:
     """Those that should run a model, whatever version."""
     plans: dict[str, str] = {}
-    for some in _some(devices):
+    for some in in_chunks(devices):
         rows = session.execute(
             select(DesiredRow.device, DesiredRow.plan).where(
                 DesiredRow.device.in_(some), DesiredRow.plan.is_not(None)
@@ -202,40 +131,24 @@ def _running(session: Session, devices: Sequence[DeviceId], model: str) -> list[
         )
         plans |= {device: plan for device, plan in rows if plan is not None}
     with_model = {
-        name for name, wire in _wires(session, set(plans.values())).items() if model in _artifacts(wire)
+        name
+        for name, wire in plan_wires(session, set(plans.values())).items()
+        if model in plan_artifacts(wire)
     }
     return [device for device in devices if plans.get(device) in with_model]
-
-
-def _wires(session: Session, names: Collection[str]) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
-    for some in _some(sorted(names)):
-        rows = session.execute(select(PlanRow.name, PlanRow.wire).where(PlanRow.name.in_(some)))
-        found |= {name: wire for name, wire in rows}
-    return found
-
-
-@lru_cache(maxsize=2048)
-def _artifacts(wire: bytes) -> Mapping[str, Digest]:
-    """A plan's artifacts by the names of its models. A turn a second looks at the plans of all devices."""
-    return {one.name: one.artifact for one in decode_plan(wire).models}
-
-
-def _some(items: Sequence[Any]) -> Iterable[list[Any]]:
-    return (list(items[at : at + _ROWS]) for at in range(0, len(items), _ROWS))
 
 
 def _require_free(session: Session, devices: Sequence[DeviceId], *, beside: str | None) -> None:
     """Raises:
     InputError: a device is in a rollout that has not ended, other than `beside`.
     """
-    for some in _some(devices):
+    for some in in_chunks(devices):
         taken = session.execute(
             select(RolloutDeviceRow.device, RolloutDeviceRow.rollout)
             .join(RolloutRow, RolloutRow.name == RolloutDeviceRow.rollout)
             .where(
                 RolloutDeviceRow.device.in_(some),
-                RolloutRow.state.in_(_LIVE),
+                RolloutRow.state.in_(LIVE_STATES),
                 RolloutRow.name != (beside or ""),
             )
             .order_by(RolloutDeviceRow.device)
@@ -357,7 +270,7 @@ def live_rollouts(session: Session) -> list[str]:
     return list(
         session.scalars(
             select(RolloutRow.name)
-            .where(RolloutRow.state.in_(_LIVE))
+            .where(RolloutRow.state.in_(LIVE_STATES))
             .order_by(RolloutRow.created_at_us, RolloutRow.name)
         )
     )
@@ -377,339 +290,18 @@ def undecided_devices(session: Session, name: str) -> set[DeviceId]:
     return {DeviceId(device) for device in rows}
 
 
-# -- advancing -----------------------------------------------------------------------------------------------
-
-
-def rollout_turn(session: Session, name: str, away_s: Mapping[DeviceId, float]) -> RolloutTurn:
-    """What `advance_rollout` would do; for a transaction that only reads."""
-    return _turn(session, name, away_s, write=False)
-
-
-def advance_rollout(session: Session, name: str, away_s: Mapping[DeviceId, float]) -> RolloutTurn:
-    """Take over what devices decided, and do what follows from it; devices to ask are only named.
-
-    `away_s`: seconds for which devices have been offline; none for those online.
-    """
-    return _turn(session, name, away_s, write=True)
-
-
-def _turn(session: Session, name: str, away_s: Mapping[DeviceId, float], *, write: bool) -> RolloutTurn:
-    row = session.get(RolloutRow, name)
-    if row is None or row.state not in _LIVE:
-        return RolloutTurn()
-    members = _members(session, row)
-    changes = {change.device: change for change in _verdicts(session, row, members)}
-    states = {
-        device: changes[device].state if device in changes else AskState(one.state)
-        for device, one in members.rows.items()
-    }
-    rollout = _rollout(row, members, states)
-    step = _settled_step(rollout, away_s)
-    for device in step.unreached:
-        was_asked = states[device] is AskState.ASKED
-        reason = f"offline for more than {row.reach_s:g} s"
-        changes[device] = _Change(device, AskState.UNREACHED, reason, give_back=was_asked)
-    for device in step.withdrawn:
-        changes[device] = _Change(device, AskState.WITHDRAWN, "the rollout stopped", give_back=True)
-    due = bool(changes) or (step.state.value, step.wave) != (row.state, row.wave)
-    given: tuple[tuple[DeviceId, Desired], ...] = ()
-    if write and due:
-        given = _apply(session, row, members, list(changes.values()))
-        if step.state.value != row.state:
-            _enter(session, row, step.state, step.reason)
-        row.wave, row.changed_at_us = step.wave, now_us(session)
-        session.flush()
-    _learn(session, row, members, [members.base[device] for device in step.ask])
-    asks = tuple(
-        DueDevice(device, plan, members.desired[device][0])
-        for device in step.ask
-        for plan in [members.base[device]]
-        if plan is not None and plan in members.holds  # the others are left out at the next turn
-    )
-    return RolloutTurn(row.model, Digest(row.artifact), asks, given, due)
-
-
-def _members(session: Session, row: RolloutRow) -> _Members:
-    found = session.execute(
-        select(
-            RolloutDeviceRow.device,
-            RolloutDeviceRow.wave,
-            RolloutDeviceRow.state,
-            RolloutDeviceRow.old_plan,
-            RolloutDeviceRow.new_plan,
-            RolloutDeviceRow.epoch,
-            RolloutDeviceRow.generation,
-            DesiredRow.epoch.label("desired_epoch"),
-            DesiredRow.generation.label("desired_generation"),
-            DesiredRow.plan.label("desired_plan"),
-        )
-        .outerjoin(DesiredRow, DesiredRow.device == RolloutDeviceRow.device)
-        .where(RolloutDeviceRow.rollout == row.name)
-        .order_by(RolloutDeviceRow.wave, RolloutDeviceRow.device)
-    ).all()
-    rows = {DeviceId(one.device): one for one in found}
-    desired = {
-        device: ((one.desired_epoch or 0, one.desired_generation or 0), one.desired_plan)
-        for device, one in rows.items()
-    }
-    base = {device: plan for device, (_, plan) in desired.items()}
-    return _Members(rows, desired, base | _plans_that_run(session, row))
-
-
-def _plans_that_run(session: Session, row: RolloutRow) -> dict[DeviceId, str]:
-    """Of devices that are to be asked soon, what they run instead of a desired plan that they did not keep.
-
-    Such a plan was refused, or a re-plan has it tried and it may be yet: with another version of a model it
-    would run without a trial. What runs is what the device says, else what it kept last.
-    """
-    said = select(func.min(PlanRow.name)).where(PlanRow.digest == ReportedRow.active).scalar_subquery()
-    kept = (
-        select(_KEPT.plan)
-        .where(
-            _KEPT.device == RolloutDeviceRow.device,
-            _KEPT.plan.is_not(None),
-            _KEPT.state == DeviceState.COMMITTED.value,
-        )
-        .order_by(_KEPT.position.desc())
-        .limit(1)
-        .scalar_subquery()
-    )
-    newest = (
-        (GenerationRow.device == DesiredRow.device)
-        & (GenerationRow.epoch == DesiredRow.epoch)
-        & (GenerationRow.generation == DesiredRow.generation)
-    )
-    is_tried = exists().where(
-        ReplanRow.device == DesiredRow.device,
-        ReplanRow.epoch == DesiredRow.epoch,
-        ReplanRow.generation == DesiredRow.generation,
-        IS_PENDING,
-    )
-    rows = session.execute(
-        select(RolloutDeviceRow.device, func.coalesce(said, kept))
-        .join(DesiredRow, DesiredRow.device == RolloutDeviceRow.device)
-        .join(GenerationRow, newest)
-        .outerjoin(ReportedRow, ReportedRow.device == RolloutDeviceRow.device)
-        .where(
-            RolloutDeviceRow.rollout == row.name,
-            RolloutDeviceRow.state == AskState.WAITING.value,
-            RolloutDeviceRow.wave <= row.wave + 1,
-            GenerationRow.state.in_(REFUSED) | is_tried,
-        )
-    )
-    return {DeviceId(device): plan for device, plan in rows if plan is not None}
-
-
-def _rollout(row: RolloutRow, members: _Members, states: Mapping[DeviceId, AskState]) -> Rollout:
-    return Rollout(
-        state=RolloutState(row.state),
-        wave=row.wave,
-        waves=len(row.waves),
-        confirmed=row.confirmed,
-        max_failed=row.max_failed,
-        reach_s=row.reach_s,
-        devices=tuple(
-            RolloutDevice(device, one.wave, states[device]) for device, one in members.rows.items()
-        ),
-    )
-
-
-def _settled_step(rollout: Rollout, away_s: Mapping[DeviceId, float]) -> RolloutStep:
-    """The step that a rollout takes now; past waves of which nothing is left to do."""
-    step = next_step(rollout, away_s)
-    while step.state is rollout.state and step.wave != rollout.wave:
-        rollout = Rollout(
-            state=step.state,
-            wave=step.wave,
-            waves=rollout.waves,
-            confirmed=rollout.confirmed,
-            max_failed=rollout.max_failed,
-            reach_s=rollout.reach_s,
-            devices=rollout.devices,
-        )
-        step = next_step(rollout, away_s)
-    return step
-
-
-def _verdicts(session: Session, row: RolloutRow, members: _Members) -> list[_Change]:
-    """What devices that were asked have decided, or what became of the asking."""
-    asked = {device: one for device, one in members.rows.items() if one.state == AskState.ASKED.value}
-    waiting = [device for device, one in members.rows.items() if one.state == AskState.WAITING.value]
-    in_wave = [device for device in waiting if members.rows[device].wave == row.wave]
-    plans = [*(members.desired[device][1] for device in asked), *(members.base[device] for device in in_wave)]
-    _learn(session, row, members, plans)
-    reached = _reached(session, row.name)
-    changes: list[_Change] = []
-    for device, one in asked.items():
-        newest, plan = members.desired[device]
-        state, reason = reached.get(device, ("", ""))
-        if state == DeviceState.COMMITTED.value:
-            changes.append(_Change(device, AskState.DONE))
-        elif state in _ENDED:
-            changes.append(_Change(device, AskState.FAILED, f"{state}: {reason}", give_back=True))
-        elif newest > (one.epoch, one.generation):
-            if plan is not None and members.holds.get(plan):
-                changes.append(_Change(device, AskState.ASKED, follow=newest))
-            else:
-                changes.append(_Change(device, AskState.SKIPPED, _GIVEN_ANOTHER))
-    for device in in_wave:
-        plan = members.base[device]
-        if plan is None or plan not in members.holds:
-            changes.append(_Change(device, AskState.SKIPPED, f"it should not run {row.model} any more"))
-    return changes
-
-
-def _reached(session: Session, rollout: str) -> dict[DeviceId, tuple[str, str]]:
-    """(state, reason) of the generations with which devices of a rollout were asked."""
-    rows = session.execute(
-        select(GenerationRow.device, GenerationRow.state, GenerationRow.reason).join(
-            RolloutDeviceRow,
-            and_(
-                RolloutDeviceRow.device == GenerationRow.device,
-                RolloutDeviceRow.epoch == GenerationRow.epoch,
-                RolloutDeviceRow.generation == GenerationRow.generation,
-                RolloutDeviceRow.rollout == rollout,
-                RolloutDeviceRow.state == AskState.ASKED.value,
-            ),
-        )
-    )
-    return {DeviceId(device): (state, reason) for device, state, reason in rows}
-
-
-def _learn(session: Session, row: RolloutRow, members: _Members, plans: Iterable[str | None]) -> None:
-    """Note of plans with the rollout's model whether they have its artifact; others are left out."""
-    for name, wire in _wires(session, {plan for plan in plans if plan is not None}).items():
-        artifact = _artifacts(wire).get(row.model)
-        if artifact is not None:
-            members.holds[name] = artifact == row.artifact
-
-
-def _apply(
-    session: Session, row: RolloutRow, members: _Members, changes: Sequence[_Change]
-) -> tuple[tuple[DeviceId, Desired], ...]:
-    at_us = now_us(session)
-    updates = []
-    for change in changes:
-        before = members.rows[change.device]
-        follow = change.follow or (before.epoch, before.generation)
-        updates.append((row.name, change.device, change.state.value, bounded(change.reason), *follow, at_us))
-    run_on_rows(session.connection(), _CHANGED, updates)
-    return _give_back(session, row, [change.device for change in changes if change.give_back], members)
-
-
-def _give_back(
-    session: Session, row: RolloutRow, devices: Sequence[DeviceId], members: _Members
-) -> tuple[tuple[DeviceId, Desired], ...]:
-    """Push the old plans to devices of which a plan with the rollout's artifact is desired."""
-    _learn(session, row, members, [members.desired[device][1] for device in devices])
-    pushes = [
-        Push(device=device, plan=old, decided_by=DECIDED_BY)
-        for device in devices
-        for old in [members.rows[device].old_plan]
-        if old is not None and members.holds.get(members.desired[device][1] or "", False)
-    ]
-    results = push_all(session, pushes)
-    return tuple(
-        (one.device, result)
-        for one, result in zip(pushes, results, strict=True)
-        if isinstance(result, Desired)  # a revoked device is given nothing any more
-    )
-
-
-def _require_no_other_change(
-    session: Session, row: RolloutRow, devices: Sequence[DeviceId], members: _Members
-) -> None:
-    """Refuse to give back an old plan that would take back another model's version as well."""
-    now = {device: members.desired[device][1] for device in devices}
-    before = {device: members.rows[device].old_plan for device in devices}
-    wires = _wires(session, {plan for plan in (*now.values(), *before.values()) if plan is not None})
-
-    def others(plan: str | None) -> dict[str, Digest]:
-        models = _artifacts(wires[plan]) if plan in wires else {}
-        return {name: artifact for name, artifact in models.items() if name != row.model}
-
-    for device in devices:
-        old, present = others(before[device]), others(now[device])
-        changed = sorted(name for name in old.keys() & present.keys() if old[name] != present[name])
-        if changed:
-            raise InputError(
-                f"{device} has another version of {changed[0]!r} by now, which its old plan would undo",
-                remedy=f"bring the old version of {row.model!r} back with a rollout of its own",
-            )
-
-
-def _enter(session: Session, row: RolloutRow, state: RolloutState, reason: str) -> None:
-    row.state, row.reason, row.changed_at_us = state.value, bounded(reason), now_us(session)
-    row.ended_at_us = None if state in LIVE else row.changed_at_us
-    add_event(session, None, "rollout", bounded(f"{row.name} {state.value}: {reason}".rstrip(": ")))
-
-
-def ask_devices(
-    session: Session, name: str, asks: Sequence[tuple[DueDevice, str]]
-) -> tuple[tuple[DeviceId, Desired], ...]:
-    """Push plans to devices of a rollout's wave, those that nothing happened to since `rollout_turn`.
-
-    Each ask comes with the name of the plan that has the version. A device whose plan is that one has the
-    version already.
-    """
-    row = session.get(RolloutRow, name)
-    if row is None or row.state != RolloutState.RUNNING.value:
-        return ()
-    members = _members(session, row)
-    wanted = [
-        (ask, plan)
-        for ask, plan in asks
-        if (one := members.rows.get(ask.device)) is not None
-        and (one.state, one.wave) == (AskState.WAITING.value, row.wave)
-        and (members.desired[ask.device][0], members.base[ask.device]) == (ask.above, ask.plan)
-    ]
-    pushes = [
-        Push(device=ask.device, plan=plan, decided_by=DECIDED_BY) for ask, plan in wanted if plan != ask.plan
-    ]
-    results = dict(zip((one.device for one in pushes), push_all(session, pushes), strict=True))
-    at_us = now_us(session)
-    updates = []
-    for ask, plan in wanted:
-        result = results.get(ask.device)
-        state, reason, number = AskState.ASKED, "", (0, 0)
-        if result is None:
-            state, reason = AskState.DONE, "it had the version already"
-        elif isinstance(result, InputError):
-            state, reason = AskState.FAILED, bounded(str(result))
-        else:
-            number = (result.epoch, result.generation)
-        updates.append((name, ask.device, state.value, reason, *number, at_us, ask.plan, plan))
-    run_on_rows(session.connection(), _ASKED, updates)
-    return tuple((device, result) for device, result in results.items() if isinstance(result, Desired))
-
-
-def fail_devices(session: Session, name: str, devices: Sequence[DeviceId], reason: str) -> None:
-    """Note that devices that wait cannot be asked: nothing can be planned for them with the version."""
-    for some in _some(devices):
-        session.execute(
-            update(RolloutDeviceRow)
-            .where(
-                RolloutDeviceRow.rollout == name,
-                RolloutDeviceRow.device.in_(some),
-                RolloutDeviceRow.state == AskState.WAITING.value,
-            )
-            .values(state=AskState.FAILED.value, reason=bounded(reason), changed_at_us=now_us(session)),
-            execution_options={"synchronize_session": False},
-        )
-
-
 # -- what operators order ------------------------------------------------------------------------------------
 
 
 def pause_rollout(session: Session, name: str) -> RolloutInfo:
-    """DueDevice no further device until `resume_rollout`; a repeat changes nothing.
+    """Ask no further device until `resume_rollout`; a repeat changes nothing.
 
     Raises:
         InputError: there is no such rollout, or it has ended.
     """
     row = _live(session, name)
     if row.state == RolloutState.RUNNING.value:
-        _enter(session, row, RolloutState.PAUSED, "by operator")
+        enter_state(session, row, RolloutState.PAUSED, "by operator")
     session.flush()
     return rollout_info(session, name)
 
@@ -724,14 +316,14 @@ def resume_rollout(session: Session, name: str) -> RolloutInfo:
     if row.state == RolloutState.PAUSED.value:
         if not undecided_devices(session, name):
             row.confirmed = row.wave + 1
-        _enter(session, row, RolloutState.RUNNING, "")
+        enter_state(session, row, RolloutState.RUNNING, "")
     session.flush()
     return rollout_info(session, name)
 
 
 def _live(session: Session, name: str) -> RolloutRow:
     row = known_rollout(session, name)
-    if row.state not in _LIVE:
+    if row.state not in LIVE_STATES:
         raise InputError(
             f"rollout {name!r} has ended: {row.state}", remedy="begin another with `stageloom rollout create`"
         )
@@ -756,7 +348,7 @@ def abort_rollout(
             f"rollout {name!r} has ended: {row.state}",
             remedy="bring another version with `stageloom rollout create`",
         )
-    members = _members(session, row)
+    members = members_of(session, row)
     asked = [device for device, one in members.rows.items() if one.state == AskState.ASKED.value]
     # One that had the version before has nothing to go back to.
     done = [
@@ -764,19 +356,43 @@ def abort_rollout(
         for device, one in members.rows.items()
         if rollback and one.state == AskState.DONE.value and one.old_plan != one.new_plan
     ]
-    _learn(session, row, members, [members.desired[device][1] for device in done])
+    learn_plans(session, row, members, [members.desired[device][1] for device in done])
     held = {device: members.holds.get(members.desired[device][1] or "", False) for device in done}
     done = [device for device in done if held[device]]
     _require_free(session, done, beside=name)
     _require_no_other_change(session, row, done, members)
     reason = "the rollout was aborted"
-    changes = [_Change(device, AskState.WITHDRAWN, reason, give_back=True) for device in asked]
-    changes += [_Change(device, AskState.RETURNED, reason, give_back=True) for device in done]
-    changes += [_Change(device, AskState.SKIPPED, _GIVEN_ANOTHER) for device, has in held.items() if not has]
-    given = _apply(session, row, members, changes)
-    _enter(session, row, RolloutState.ABORTED, "by operator, rolled back" if rollback else "by operator")
+    changes = [MemberChange(device, AskState.WITHDRAWN, reason, give_back=True) for device in asked]
+    changes += [MemberChange(device, AskState.RETURNED, reason, give_back=True) for device in done]
+    changes += [
+        MemberChange(device, AskState.SKIPPED, GIVEN_ANOTHER) for device, has in held.items() if not has
+    ]
+    given = apply_changes(session, row, members, changes)
+    enter_state(session, row, RolloutState.ABORTED, "by operator, rolled back" if rollback else "by operator")
     session.flush()
     return rollout_info(session, name), given
+
+
+def _require_no_other_change(
+    session: Session, row: RolloutRow, devices: Sequence[DeviceId], members: RolloutMembers
+) -> None:
+    """Refuse to give back an old plan that would take back another model's version as well."""
+    now = {device: members.desired[device][1] for device in devices}
+    before = {device: members.rows[device].old_plan for device in devices}
+    wires = plan_wires(session, {plan for plan in (*now.values(), *before.values()) if plan is not None})
+
+    def others(plan: str | None) -> dict[str, Digest]:
+        models = plan_artifacts(wires[plan]) if plan in wires else {}
+        return {name: artifact for name, artifact in models.items() if name != row.model}
+
+    for device in devices:
+        old, present = others(before[device]), others(now[device])
+        changed = sorted(name for name in old.keys() & present.keys() if old[name] != present[name])
+        if changed:
+            raise InputError(
+                f"{device} has another version of {changed[0]!r} by now, which its old plan would undo",
+                remedy=f"bring the old version of {row.model!r} back with a rollout of its own",
+            )
 
 
 def delete_old_rollouts(session: Session, before_us: int, chunk: int) -> int:

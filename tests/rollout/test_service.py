@@ -17,7 +17,7 @@ from stageloom.planner.rollout.service import RolloutService
 from stageloom.planner.rollout.version import _as_version
 from stageloom.planner.schema.plan import ModelOptions
 from stageloom.planner.schema.rollout import AskState, RolloutCreateRequest, RolloutInfo, RolloutState
-from stageloom.planner.store import rollouts
+from stageloom.planner.store import rollout_turns
 from stageloom.planner.store.desired import Push, adopt_plan, push
 from stageloom.planner.store.labels import change_labels
 from stageloom.planner.store.plans import add_plan, plan_info
@@ -539,7 +539,7 @@ def test_a_turn_decodes_no_plan_that_was_looked_at_before(rig: Rig, monkeypatch:
         decoded.append(wire)
         return decode_plan(wire)
 
-    monkeypatch.setattr(rollouts, "decode_plan", decode)
+    monkeypatch.setattr(rollout_turns, "decode_plan", decode)
     rig.turns()
     assert decoded == []
 

@@ -7,18 +7,15 @@ from stageloom.planner.labels import LabelChanges
 from stageloom.planner.schema.rollout import AskState, RolloutCreateRequest, RolloutState
 from stageloom.planner.store.labels import change_labels
 from stageloom.planner.store.plans import keep_plan
+from stageloom.planner.store.rollout_turns import advance_rollout, ask_devices, fail_devices, rollout_turn
 from stageloom.planner.store.rollouts import (
     abort_rollout,
-    advance_rollout,
-    ask_devices,
     create_rollout,
     delete_old_rollouts,
-    fail_devices,
     live_rollouts,
     rollout_devices,
     rollout_info,
     rollout_infos,
-    rollout_turn,
     undecided_devices,
 )
 from stageloom.planner.store.store import Store

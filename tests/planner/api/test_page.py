@@ -32,7 +32,7 @@ from stageloom.planner.store.devices import device_info, quarantine_device
 from stageloom.planner.store.labels import change_labels
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan, plan_info
-from stageloom.planner.store.rollouts import advance_rollout, fail_devices
+from stageloom.planner.store.rollout_turns import advance_rollout, fail_devices
 from stageloom.planner.store.store import Store
 from stageloom.shared.artifact import pack_artifact
 from stageloom.shared.ids import DeviceId
