@@ -265,7 +265,7 @@ def _print_others(shown: Sequence[RelatedPlan], known: int) -> None:
     emit_table(
         (
             *("plan", "how", "scheduler", "blocks", "predicted ms", "measured ms", "then"),
-            *("under the load", "trial", "what became of it", "at (UTC)"),
+            *("under the load", "verdict", "what became of it", "at (UTC)"),
         ),
         [_other(one) for one in shown],
         empty="no search of this planner is on record",
