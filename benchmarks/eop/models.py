@@ -167,12 +167,12 @@ def bert(batch: int) -> onnx.ModelProto:
     return made.model({"x": (batch, BERT_TOKENS, width)}, x, "bert")
 
 
-def layers(count: int) -> onnx.ModelProto:
-    """A chain of small dense layers."""
+def layers(count: int, rows: int = 16) -> onnx.ModelProto:
+    """A chain of small dense layers over a batch of so many rows."""
     made, x = _Maker(), "x"
     for _ in range(count):
         x = made.node("MatMul", x, made.weight(64, 64))
-    return made.model({"x": (16, 64)}, x, "layers")
+    return made.model({"x": (rows, 64)}, x, "layers")
 
 
 def _mobilenet(net: Net, x: str) -> str:

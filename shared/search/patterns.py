@@ -62,7 +62,7 @@ Samples = Sequence[tuple[int, float]]
 
 
 def fitted_pattern(measured_s: Mapping[int, float]) -> Pattern:
-    """The pattern that predicts a sample best from all others; from one sample, the constant.
+    """The pattern that predicts a sample best from all others; of two or three the line, of one the constant.
 
     `measured_s`: seconds by extent. O(samples^2 + samples * quanta); what was fitted once is kept, since
     operators that are alike have the same samples.
@@ -75,6 +75,9 @@ def fitted_pattern(measured_s: Mapping[int, float]) -> Pattern:
 
 @lru_cache(maxsize=4096)
 def _fitted(samples: tuple[tuple[int, float], ...]) -> Pattern:
+    if 1 < len(samples) < _LEAST[PatternKind.LINEAR]:
+        # Too few to leave one out. A constant would have every part cost as much as the whole.
+        return fit(samples, PatternKind.LINEAR)
     best = errors = None
     for kind in PatternKind:
         own = left_out_errors(samples, kind)

@@ -112,6 +112,7 @@ class Rig:
         enrol(self.store)
         self.artifact = artifact
         self.store.add_model("dense", artifact.path, artifact.digest)
+        self.axes = AXES
         self._rows = 0
 
     def tells(self, *rows: RowData) -> None:
@@ -126,7 +127,7 @@ class Rig:
         return [
             PartTiming(op, axis, extent, layer_us * (0.05 + 0.95 * extent / extents[-1]), 1.0, 5)
             for op in sorted(set(first))
-            for axis, extents in AXES.items()
+            for axis, extents in self.axes.items()
             for extent in extents
         ]
 
@@ -330,6 +331,20 @@ def test_a_plan_is_explained_with_its_splits_and_what_it_takes_without(rig: Rig)
     assert 0.0 <= block.over_bound < 0.06, "a half takes its part of the work and 5 % more"
     assert block.optimum_us is None, "the cheapest stages of one resource are no measure"
     assert 1e3 * found.prediction.busy == pytest.approx(said.predicted_ms)
+
+
+def test_half_of_a_batch_of_two_is_explained_by_what_the_half_was_measured_to_take(
+    rig: Rig, tmp_path: Path
+) -> None:
+    """Two extents are all that such an axis has."""
+    rig.artifact = imported(layers(LAYERS, rows=2), tmp_path / "two")
+    rig.store.add_model("dense", rig.artifact.path, rig.artifact.digest)
+    rig.axes = {Axis.BATCH: (1, 2)}
+    rig.measures("onnx", 1000.0)
+    rig.store.write(add_plan, "split", make(rig.store, ONE, NANO).plan, "eop")
+    said = explain(rig.store, "split", NANO)
+    assert said.splits[0].halves_us == pytest.approx((2100.0, 2100.0), rel=1e-6)
+    assert said.predicted_ms == pytest.approx(2.2), "the half and a hand-over"
 
 
 def test_every_figure_of_a_split_plan_counts_the_parts_that_were_measured(rig: Rig) -> None:

@@ -112,6 +112,14 @@ def test_leave_one_out_asks_for_more_samples_than_a_pattern_has_parameters() -> 
     assert fitted_pattern({7: 2.0}) == Pattern(2.0)
 
 
+@pytest.mark.parametrize("samples", [{1: 1.0, 2: 1.9}, {1: 1.0, 2: 1.9, 3: 2.8}], ids=["two", "three"])
+def test_two_or_three_extents_make_a_line(samples: dict[int, float]) -> None:
+    """As an axis of two or three rows has no more."""
+    found = fitted_pattern(samples)
+    assert [found(extent) for extent in samples] == pytest.approx(list(samples.values()))
+    assert fitted_pattern(dict.fromkeys(samples, 2.0))(1) == pytest.approx(2.0)
+
+
 @given(st.integers(1, 5000), st.sampled_from([1, 2, 8, 32]))
 def test_extents_to_measure_reach_the_whole_and_are_few(extent: int, granule: int) -> None:
     found = extents_to_measure(extent, granule)
