@@ -2,12 +2,16 @@
 
 import itertools
 from functools import partial
+from weakref import WeakSet
 
 import pytest
 
 from stageloom.edge_agent.executor.onnx import split_timing
+from stageloom.edge_agent.executor.onnx.cache import SessionKey, weight_bytes
 from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor
+from stageloom.edge_agent.executor.onnx.parts import ModelParts
 from stageloom.edge_agent.executor.onnx.split_timing import PartTimingRequest, sampled_extents
+from stageloom.edge_agent.executor.slot_store import Values
 from stageloom.edge_agent.executor.timing import IdleTime
 from stageloom.shared.importer.splittable import SplitReader
 from stageloom.shared.operator_parts import SplitAxis
@@ -44,6 +48,34 @@ def test_every_axis_of_every_operator_that_may_be_split_is_timed() -> None:
     assert {(one.op, one.axis, one.extent) for one in found} == wanted
     assert all(one.time.median_us > 0 and one.time.runs == 2 for one in found)
     executor.close()
+
+
+class Opened:
+    """A session that computes nothing."""
+
+    def run(self, values: Values) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("held_sessions", "most"), [(0.5, 1), (2.5, 2), (100, 4)])
+def test_the_parts_of_an_axis_that_are_loaded_at_once_have_bounded_weights(
+    monkeypatch: pytest.MonkeyPatch, held_sessions: float, most: int
+) -> None:
+    """All parts of rows have the operator's weights, and one of them is always loaded."""
+    artifact, live, seen = artifact_of("squeezenet"), WeakSet[Opened](), []
+    own = weight_bytes(SessionKey(artifact.digest, (0,), 1, 1), artifact.graph)
+    monkeypatch.setattr(split_timing, "HELD_BYTES", int(held_sessions * own), raising=False)
+
+    def opened(key: SessionKey, source: ModelParts) -> Opened:
+        live.add(session := Opened())
+        seen.append(len(live))
+        return session
+
+    request = PartTimingRequest(ops=(0,), points=4, repeats=2)
+    found = split_timing.time_parts(artifact, request, lambda: True, opened)
+    rows = [one for one in found if one.axis is Axis.ROWS]
+    assert len(rows) == 4 and {one.time.runs for one in rows} == {2}
+    assert max(seen[-4:]) == most
 
 
 def test_parts_are_timed_only_while_idle_and_for_as_long_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,19 +2,21 @@
 
 Xu et al. 2022, section 3.2, step 1, with extents on the quantum of the axis in place of ratios. A part is
 timed as its session runs it in a plan: with the slice of its input, sliced weights and the padding of the
-first half. The parts of one axis take turns, so that each finds the caches as another has left them.
+first half. The parts of one axis take turns, so that each finds the caches as another has left them; as many
+take turns as may be loaded together.
 """
 
 import logging
 import time
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
 from stageloom.edge_agent.executor.base import OperatorTime, one_line
-from stageloom.edge_agent.executor.onnx.cache import SessionKey, ValuesSession
+from stageloom.edge_agent.executor.onnx.cache import SessionKey, ValuesSession, weight_bytes
 from stageloom.edge_agent.executor.onnx.parts import ModelParts
+from stageloom.edge_agent.executor.onnx.timing import WINDOW_BYTES, windows
 from stageloom.edge_agent.executor.slot_store import Values
 from stageloom.edge_agent.executor.timing import IdleTime, seeded_values, summary
 from stageloom.edge_agent.worker.pinning import pinned
@@ -28,6 +30,12 @@ from stageloom.shared.search.measured_splits import granule_of
 _log = logging.getLogger(__name__)
 
 Opener: TypeAlias = Callable[[SessionKey, ModelParts], ValuesSession]
+
+HELD_BYTES: Final = 4 * WINDOW_BYTES
+"""Weights of the parts of one axis that are loaded at a time, or one part's where that has more.
+
+Well above what caches hold: a part that is left without another to take turns with seldom fits there.
+"""
 
 
 class PartTimingRequest(Struct, frozen=True, kw_only=True):
@@ -93,41 +101,40 @@ def _axis_times(
 ) -> list[PartTime]:
     graph = source.artifact.graph
     inputs = seeded_values(graph, graph.operators[op].inputs, 1)
-    sessions: dict[int, ValuesSession] = {}
     taken_s: dict[int, list[float]] = {extent: [] for extent in sampled_extents(axis, request.points)}
-    for number in range(request.repeats + 1):  # the first round makes the sessions, and counts for nothing
-        for extent, taken in taken_s.items():
-            if not moments.wait():
-                break
-            with moments.spend():
-                if not number:
-                    sessions[extent] = _session(op, axis, extent, request, source, open_session)
-                took_s = _run_s(sessions[extent], dict(inputs), graph.name, op)
-            if took_s is None:
-                return []
-            if number and moments.undisturbed:
-                taken.append(took_s)
+    keys = {extent: _key(op, axis, extent, request, source) for extent in taken_s}
+    extents = tuple(keys)
+    for window in windows([weight_bytes(key, graph) for key in keys.values()], HELD_BYTES):
+        sessions: dict[int, ValuesSession] = {}  # those of the window before are let go
+        for number in range(request.repeats + 1):  # the first makes the sessions, and counts for nothing
+            for extent in extents[window.start : window.stop]:
+                if not moments.wait():
+                    break
+                with moments.spend():
+                    if not number:
+                        sessions[extent] = _session(keys[extent], source, open_session)
+                    took_s = _run_s(sessions[extent], dict(inputs), graph.name, op)
+                if took_s is None:
+                    return []
+                if number and moments.undisturbed:
+                    taken_s[extent].append(took_s)
     if not taken_s[axis.extent]:
         return []
     return [PartTime(op, axis.axis, extent, summary(taken)) for extent, taken in taken_s.items() if taken]
 
 
-def _session(
-    op: int,
-    axis: SplitAxis,
-    extent: int,
-    request: PartTimingRequest,
-    source: ModelParts,
-    open_session: Opener,
-) -> ValuesSession:
+def _key(op: int, axis: SplitAxis, extent: int, request: PartTimingRequest, source: ModelParts) -> SessionKey:
     half = None if extent == axis.extent else (axis.dim, extent, False)
-    key = SessionKey(source.artifact.digest, (op,), 1, request.intra_op_threads, half=half)
+    return SessionKey(source.artifact.digest, (op,), 1, request.intra_op_threads, half=half)
+
+
+def _session(key: SessionKey, source: ModelParts, open_session: Opener) -> ValuesSession:
     try:
         return open_session(key, source)
     except ExecutorError:
         raise
     except Exception as error:  # a backend's: their exceptions share no base class
-        name = source.artifact.graph.name
+        name, (op,) = source.artifact.graph.name, key.ops
         raise ExecutorError(f"a part of operator {op} of {name!r} cannot run: {one_line(error)}") from error
 
 

@@ -7,7 +7,7 @@ weights are not there twice.
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeAlias
 
 from stageloom.edge_agent.executor.base import NOT_TIMED, OperatorTime, TimingRequest, one_line
@@ -16,7 +16,6 @@ from stageloom.edge_agent.executor.onnx.parts import ModelParts
 from stageloom.edge_agent.executor.timing import IdleTime, read_for_the_last_time, seeded_values, summary
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.errors import ExecutorError
-from stageloom.shared.graph import Graph
 
 _log = logging.getLogger(__name__)
 
@@ -54,18 +53,22 @@ def operator_runs(
     """
     moments = IdleTime(idle, own_s=request.limit_s, wall_s=request.wall_s)
     timing = _Timing(artifact, request, moments, open_session)
-    return [taken for window in windows(artifact.graph) for taken in timing.window(window)]
+    weights = [operator.weight_bytes for operator in artifact.graph.operators]
+    return [taken for window in windows(weights) for taken in timing.window(window)]
 
 
-def windows(graph: Graph, limit_bytes: int = WINDOW_BYTES) -> Iterator[range]:
-    """Runs of operators, in order, with at most so many bytes of weights each, or of one operator."""
+def windows(weights: Sequence[int], limit_bytes: int = WINDOW_BYTES) -> Iterator[range]:
+    """Runs of sessions, in order, of at most so many bytes of weights each, or of one session.
+
+    `weights`: bytes per session.
+    """
     first, held = 0, 0
-    for op, operator in enumerate(graph.operators):
-        if op > first and held + operator.weight_bytes > limit_bytes:
-            yield range(first, op)
-            first, held = op, 0
-        held += operator.weight_bytes
-    yield range(first, len(graph.operators))
+    for place, own in enumerate(weights):
+        if place > first and held + own > limit_bytes:
+            yield range(first, place)
+            first, held = place, 0
+        held += own
+    yield range(first, len(weights))
 
 
 class _Timing:
