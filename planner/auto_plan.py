@@ -44,13 +44,15 @@ class AutoPlan(NamedTuple):
 class KnownModel(NamedTuple):
     """What is known of a model, and how the plan runs it.
 
-    `scaled`: the ways that were measured of one task alone, whose times are so many times as long.
+    `scaled`: the ways that were measured of one task alone, whose times are so many times as long. `older`:
+    `NAME@VERSION` where it is not the newest version.
     """
 
     times: Times
     way: ExecutorOptions
     batch: int = 1
     scaled: frozenset[ExecutorOptions] = frozenset()
+    older: str = ""
 
 
 def chosen_rules(request: PlanCreateRequest) -> list[str]:
@@ -135,7 +137,11 @@ def make(store: ReadStore, request: PlanCreateRequest, device: DeviceId) -> Auto
     usual = ExecutorOptions(name=machine.executors[0])
     plan = auto_plan(choices, [one.times for one in known], usual, machine.cores)
     ways = {block.members[0].model: plan.executors[block.executor] for block in plan.combined}
-    models = {one.name: known[at]._replace(way=ways[at]) for at, one in enumerate(choices)}
+    older = {name: one for name, one in store.read(plan_references, plan).items() if one != name}
+    models = {
+        one.name: known[at]._replace(way=ways[at], older=older.get(one.name, ""))
+        for at, one in enumerate(choices)
+    }
     return AutoPlan(plan, sentence(device, machine, models))
 
 
@@ -191,12 +197,14 @@ def sentence(device: str, machine: Machine, models: Mapping[str, KnownModel]) ->
     tried = [name for name in machine.executors if name == usual or name in (*TRIED, *ON_GPU)]
     for executor in tried if len(tried) > 1 else ():
         single = ExecutorOptions(name=executor)
-        missing: dict[int, list[str]] = {}
+        missing: dict[tuple[int, bool], list[str]] = {}
         for name, one in models.items():
             if single not in one.times or single in one.scaled:
-                missing.setdefault(one.batch, []).append(name)
-        for batch, names in sorted(missing.items()):
+                missing.setdefault((one.batch, bool(one.older)), []).append(one.older or name)
+        for (batch, older), names in sorted(missing.items()):
             on, option = (f" in batches of {batch}", f" --batch {batch}") if batch > 1 else ("", "")
+            if older:  # without a name the newest versions are measured
+                option += "".join(f" --model {name}" for name in names)
             command = f"`stageloom device profile {device} --executor {executor}{option}`"
             said.append(f"{_listed(names)} not measured on {executor}{on} yet, {command} does it")
     if len(tried) == 1 and not runs:

@@ -198,7 +198,7 @@ def _least(
     (choice,) = model_choices(store, request.models)
     found = []
     for pair in _pairs(store, request, device, choice):
-        measured = measured_on(store, device, choice, pair, _rules(request))
+        measured = measured_on(store, device, choice, pair, _rules(request), request.models[0].model)
         if name == EOP:
             found += [(measured, one) for one in proposals(measured)]
         else:
@@ -271,16 +271,21 @@ def _rules(request: PlanCreateRequest) -> Rules:
 
 
 def measured_on(
-    store: ReadStore, device: DeviceId, choice: ModelChoice, pair: ResourcePair, rules: Rules | None = None
+    store: ReadStore,
+    device: DeviceId,
+    choice: ModelChoice,
+    pair: ResourcePair,
+    rules: Rules | None = None,
+    reference: str = "",
 ) -> MeasuredModel:
     """What a device measured of a model on two resources; the faster one becomes the first. `rules`: of the
-    plans that are made of it.
+    plans that are made of it. `reference`: what names its version, `NAME@VERSION`; empty: the newest.
 
     Raises:
         InputError: parts, hand-overs or the whole model were not measured on one of them, or onnx is not
             installed.
     """
-    times = [_times(store, device, choice, options) for options in pair.executors]
+    times = [_times(store, device, choice, options, reference or choice.name) for options in pair.executors]
     if times[1].session_s < times[0].session_s:
         times.reverse()
         pair = ResourcePair(pair.executors[::-1], pair.cores[::-1])
@@ -289,14 +294,14 @@ def measured_on(
 
 
 def _times(
-    store: ReadStore, device: DeviceId, choice: ModelChoice, options: ExecutorOptions
+    store: ReadStore, device: DeviceId, choice: ModelChoice, options: ExecutorOptions, reference: str
 ) -> SplitMeasurements:
     known = split_measurements(store, device, choice.artifact, choice.graph, options)
     if known is None:
         threads = f" --threads {options.intra_op_threads}" if options.intra_op_threads > 1 else ""
-        command = f"device profile {device} --model {choice.name} --executor {options.name}{threads} --splits"
+        command = f"device profile {device} --model {reference} --executor {options.name}{threads} --splits"
         raise InputError(
-            f"{device} has not measured parts of {choice.name} on {options.name}, on two resources, "
+            f"{device} has not measured parts of {reference} on {options.name}, on two resources, "
             "beside the whole model and each of its operators",
             remedy=f"run `stageloom {command}`, with a longer --budget where it was not enough; "
             f"it needs {2 * options.intra_op_threads} cores there",

@@ -188,6 +188,18 @@ def test_a_model_with_a_batch_is_measured_by_the_command_that_is_named(rig: Rig,
     assert "wide on openvino in 20 ms" in said and missing not in said
 
 
+def test_an_older_version_is_named_in_the_command_that_measures_it(rig: Rig, tmp_path: Path) -> None:
+    """Without a name the command would measure the newest one."""
+    rig.tells(FACTS)
+    add_batchable(rig, tmp_path, "long")
+    rig.took("long", "onnx", 1.0)
+    rig.took("short", "onnx", 1.0)
+    said = rig.made(replace(AUTO, models=(ModelOptions(model="long@1"), ModelOptions(model="short"))))[1]
+    command = "`stageloom device profile nano --executor onnx --model long@1`"
+    assert f"long@1 not measured on onnx yet, {command} does it" in said
+    assert "short not measured on openvino yet, `stageloom device profile nano --executor openvino`" in said
+
+
 def test_a_file_that_is_served_under_two_names_takes_what_each_ones_batch_takes(
     rig: Rig, tmp_path: Path
 ) -> None:

@@ -427,6 +427,16 @@ def test_what_is_missing_is_named_with_the_command_that_measures_it(rig: Rig) ->
         rig.made(replace(ONE, resources=(CoreSet(cores=(0,)), CoreSet(cores=(7,)))))
 
 
+def test_the_command_that_measures_what_is_missing_names_the_version_that_is_planned(
+    rig: Rig, tmp_path: Path
+) -> None:
+    longer = imported(layers(LAYERS + 1), tmp_path / "longer")
+    rig.store.add_model("dense", longer.path, longer.digest)
+    with pytest.raises(InputError, match="has not measured parts of dense@1 on onnx") as missing:
+        rig.made(replace(ONE, models=(ModelOptions(model="dense@1"),)))
+    assert "device profile nano --model dense@1 --executor onnx --splits" in missing.value.remedy
+
+
 def test_an_operator_that_was_not_measured_is_missing_and_not_estimated(rig: Rig) -> None:
     """An estimate among measured times would change what all parts are scaled by."""
     rig.measures("onnx", 1000.0, operators=LAYERS - 1)
