@@ -69,6 +69,7 @@ class SplitCandidate(NamedTuple):
     seconds: float
     splits: int
     beside: int  # pairs of runs of whole operators, each run on a resource
+    away: int  # other operators that run whole on the resource that is not the plan's home
 
 
 class SplitPlan(NamedTuple):
@@ -231,7 +232,13 @@ def proposals(measured: MeasuredModel) -> list[SplitCandidate]:
 
 
 def _candidate(measured: MeasuredModel, name: str, choice: SplitChoice) -> SplitCandidate:
-    return SplitCandidate(name, measured.plan(choice), choice.seconds, len(choice.splits), len(choice.beside))
+    paired = {op for sides in choice.beside for side in sides for op in side}
+    away = sum(
+        isinstance(state, Whole) and state != choice.home and op not in paired
+        for op, state in enumerate(choice.states)
+    )
+    plan = measured.plan(choice)
+    return SplitCandidate(name, plan, choice.seconds, len(choice.splits), len(choice.beside), away)
 
 
 class Entrants(NamedTuple):
@@ -377,9 +384,14 @@ def _sentence(measured: MeasuredModel, best: SplitCandidate) -> str:
 
 
 def _gain(best: SplitCandidate) -> str:
-    if not best.splits and not best.beside:
+    counts = (
+        (best.splits, "split", ""),
+        (best.away, "operator", " whole on the other resource"),
+        (best.beside, "pair", " of runs beside each other"),
+    )
+    said = " and ".join(counted(number, noun) + rest for number, noun, rest in counts if number)
+    if not said:
         return "no split is predicted to pay"
-    counts = [(best.splits, "split"), (best.beside, "pair")]
-    said = " and ".join(counted(number, noun) for number, noun in counts if number)
-    beside = " of runs beside each other" if best.beside else ""
-    return f"{best.name}, {said}{beside}, predicted to take {1e3 * best.seconds:.3g} ms"
+    return (
+        f"{best.name if best.splits else 'no split'}, {said}, predicted to take {1e3 * best.seconds:.3g} ms"
+    )

@@ -132,10 +132,17 @@ class Rig:
         ]
 
     def measures(
-        self, executor: str, layer_us: float, *, handover_us: float = HANDOVER_US, operators: int = LAYERS
+        self,
+        executor: str,
+        layer_us: float,
+        *,
+        first_us: float | None = None,
+        handover_us: float = HANDOVER_US,
+        operators: int = LAYERS,
     ) -> None:
         """The device answers a request for splits; it has time for so many operators."""
         digest, options = self.artifact.digest, ExecutorOptions(name=executor)
+        first_us = layer_us if first_us is None else first_us
         (number,), _ = self.store.write(request_profile, NANO, ["dense"], executor=options, parts=9)
         self.tells(
             ExecutorTime(digest, executor, 1, 1, CLASS, LAYERS * layer_us, 9),
@@ -145,7 +152,7 @@ class Rig:
                 digest,
                 1,
                 CLASS,
-                tuple(OperatorTiming(op, layer_us, 1.0, 5) for op in range(operators)),
+                tuple(OperatorTiming(op, layer_us if op else first_us, 1.0, 5) for op in range(operators)),
                 True,
             ),
         )
@@ -224,6 +231,18 @@ def test_without_a_gain_the_plan_has_no_split_and_says_so(rig: Rig) -> None:
     rig.measures("onnx", 10.0, handover_us=900.0)
     plan, known = rig.made()
     assert plan.models[0].splits == () and "no split is predicted to pay" in known
+
+
+def test_a_plan_without_splits_tells_how_many_operators_run_whole_on_the_other_resource(rig: Rig) -> None:
+    """`separate` has each operator on its faster resource, whatever a hand-over takes."""
+    rig.measures("onnx", 1000.0, handover_us=20_000.0)
+    rig.measures("openvino", 1100.0, first_us=500.0, handover_us=20_000.0)
+    both = replace(ONE, scheduler="separate", further_executors=(FurtherExecutor(name="openvino"),))
+    plan, known = rig.made(both)
+    assert plan.models[0].splits == ()
+    assert known.startswith(
+        "dense: no split, 1 operator whole on the other resource, predicted to take 23.6 ms, against 4 ms"
+    )
 
 
 def test_the_pair_of_executors_that_is_predicted_to_be_fastest_is_taken_unless_one_is_named(rig: Rig) -> None:
