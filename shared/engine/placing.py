@@ -3,7 +3,7 @@
 A block is placed as soon as all that it reads is made, once for every run; then it competes in the lanes of
 its resource alone, by the plan's step choice. What it reads and does not find on the resource's memory node
 is copied at once, and it begins once the copies have ended: no lane waits for one. A block whose active
-members change before it begins is placed anew.
+members or their batches change before it begins is placed anew.
 """
 
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ class Sought(Struct):
     """A run of a combined block that a resource is sought for, or was found for."""
 
     task: int
-    members: tuple[tuple[int, InstanceId], ...]  # position and instance of those that would run
+    members: tuple[tuple[int, InstanceId, int], ...]  # position, instance and bucket of those that would run
     placed: bool = False
     copying: int = 0  # copies that it waits for
 
@@ -116,19 +116,19 @@ class PlanPlacement:
         sought = combined.sought
         if sought is None or not sought.copying:
             return False
-        for position, instance in sought.members:
+        for position, instance, _ in sought.members:
             standing = combined.slots[position].instance
             if standing is None or standing.id != instance or not combined.moves >> position & 1:
                 return False
         return True
 
-    def members(self, combined: "CombinedState", moves: int) -> tuple[tuple[int, InstanceId], ...]:
-        """Who would run."""
+    def members(self, combined: "CombinedState", moves: int) -> tuple[tuple[int, InstanceId, int], ...]:
+        """Who would run, and in which bucket: what a run takes is learned for just that."""
         found = []
         for position in bits(moves & combined.ready):
             instance = combined.slots[position].instance
             assert instance is not None
-            found.append((position, instance.id))
+            found.append((position, instance.id, instance.bucket))
         return tuple(found)
 
     def seek(self, combined: "CombinedState", moves: int) -> None:
@@ -216,7 +216,7 @@ class PlanPlacement:
         self.placer.begin(sought.task, now)
         node = NodeId(self._bound.plan.memory_of(lane))
         residency = self.placer.residency
-        for position, _ in sought.members:
+        for position, _, _ in sought.members:
             slot = combined.slots[position]
             instance = slot.instance
             assert instance is not None

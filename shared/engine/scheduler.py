@@ -186,7 +186,7 @@ class StepScheduler:
         """Copy a slot to a memory node; the combined block, which was placed there, waits for it."""
         sought = combined.sought
         assert sought is not None
-        readers = (combined.slots[position] for position, _ in sought.members)
+        readers = (combined.slots[position] for position, _, _ in sought.members)
         instance = next(reader.instance for reader in readers if reader.track is slot.track)
         assert instance is not None
         sought.copying += 1

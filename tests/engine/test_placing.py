@@ -223,6 +223,29 @@ def test_a_task_that_is_cancelled_while_its_tensors_are_copied_leaves_nothing_bo
     assert rig.ended[TaskId(1)] is Outcome.COMPLETED
 
 
+def test_a_batch_that_shrinks_while_it_waits_is_learned_of_as_what_ran() -> None:
+    """
+    1. Four tasks of one block, in batches of two, on one lane: two run alone, the others wait together.
+    2. The batch is placed behind the second step, and one of its tasks is cancelled.
+    """
+    bound = chains(1, fields={"replicas": 2, "batch": 2}, lanes=2)
+    plan = replace(
+        bound.plan,
+        combined=tuple(replace(one, resources=(0,)) for one in bound.plan.combined),
+        resources=(Resource(), Resource()),
+        lane_resources=(0, 1),
+        placement=PlacementPolicy.DMDA,
+    )
+    rig = Rig(bind(plan, {model.plan.artifact: model.graph for model in bound.models}))
+    *_, third, fourth = [rig.submit() for _ in range(4)]
+    rig.end(0, 1.0)
+    rig.do(rig.core.cancel(fourth, rig.now))
+    rig.end(0, 1.0)
+    assert rig.end(0, 7.0).members[0].tasks == (third,)
+    (row,) = rig.core.history.rows()
+    assert (row.footprint, row.numbers) == (footprint(bound, 0, 1, (1,)), (1.0, 1.0, 7.0))
+
+
 def test_only_a_copy_in_flight_can_end() -> None:
     rig = Rig(halves())
     with pytest.raises(ValueError, match="copy 7 is not in flight"):
