@@ -16,7 +16,7 @@ from stageloom.shared.errors import ExtensionError, SettingError, UnpinnedShape
 from stageloom.shared.importer.api import artifact_path, import_model
 from stageloom.shared.importer.model_argument import ModelArgument, dims_between, unpinned_in_option
 from stageloom.shared.messages.control import ArtifactNeed
-from stageloom.shared.plan import ExecutorOptions, Plan
+from stageloom.shared.plan import MAX_LANES, ExecutorOptions, Plan
 from stageloom.shared.search.compose import ModelChoice, compose
 from stageloom.shared.search.registry import require_scheduler
 from stageloom.shared.text import counted
@@ -97,7 +97,7 @@ def first_plan(config: AgentConfig, models: OwnModels, times: ExecutorTimes, pro
         plan = compose(
             [replace(one, replicas=config.replicas) for one in models.choices],
             scheduler=config.scheduler,
-            lanes=config.replicas,
+            lanes=min(config.replicas, MAX_LANES),
             executor=ExecutorOptions(
                 name=config.executor,
                 intra_op_threads=config.intra_op_threads,

@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 
 from stageloom.edge_agent import executor_choice
+from stageloom.edge_agent.config import AgentConfig
 from stageloom.edge_agent.executor_choice import ExecutorChoice, ExecutorTimes, OwnModels, ways
+from stageloom.edge_agent.lifecycle.alone import first_plan
 from stageloom.edge_agent.lifecycle.events import PlanMeasured
 from stageloom.edge_agent.store import StateFile
 from stageloom.edge_agent.way_measuring import GPU_LIMIT_S, ROUNDS
 from stageloom.shared.messages.control import ArtifactNeed
 from stageloom.shared.messages.telemetry import Row, decode_row, encode_row
-from stageloom.shared.plan import ExecutorOptions, decode_plan
+from stageloom.shared.plan import MAX_LANES, ExecutorOptions, decode_plan
 from stageloom.shared.search.compose import ModelChoice
 from tests.search.graphs import CHAIN, DIAMOND, model
 
@@ -63,6 +65,13 @@ def test_the_better_plan_comes_after_the_last_answer_and_says_why(tmp_path: Path
         (1, "onnx"),
     }
     assert last.plan.artifacts == MODELS.needs
+
+
+def test_more_replicas_than_lanes_share_as_many_lanes_as_a_plan_may_have(tmp_path: Path) -> None:
+    config = AgentConfig(executor="onnx", replicas=64)
+    plan = first_plan(config, MODELS, times(tmp_path), lambda line: None)
+    read = decode_plan(plan.wire, plan.digest)
+    assert read.lanes == MAX_LANES and {one.replicas for one in read.models} == {64}
 
 
 def test_the_shortest_measurement_counts(tmp_path: Path) -> None:
