@@ -62,7 +62,7 @@ def bench(
     from stageloom.edge_agent.bench.own_models import bench as compare
     from stageloom.edge_agent.bench.termination import ended_politely
 
-    arguments = parse_models(model, ())
+    arguments = parse_models(model, option="")
     names = [one.called for one in arguments]
     load = StatedLoad(
         rates_per_s=by_model("--rate", rate or (), names),

@@ -215,8 +215,12 @@ def format_model(argument: ModelArgument) -> str:
     return f"{name}{argument.path}:{pins}" if pins else f"{name}{argument.path}"
 
 
-def parse_models(texts: Sequence[str], shapes: Sequence[str] = ()) -> tuple[ModelArgument, ...]:
+def parse_models(
+    texts: Sequence[str], shapes: Sequence[str] = (), option: str = "--model "
+) -> tuple[ModelArgument, ...]:
     """Every `--model`, each with a name of its own, and `--shape` where there is one model that it can mean.
+
+    `option`: what errors name models by; empty where they are positional.
 
     Raises:
         InputError: a text cannot be read, two models have one name, or `--shape` is given for several models.
@@ -228,7 +232,7 @@ def parse_models(texts: Sequence[str], shapes: Sequence[str] = ()) -> tuple[Mode
         first = replace(arguments[0], name=arguments[0].called, shapes=((name, shape),))
         raise InputError(
             f"--shape does not say which of {len(arguments)} models it is for",
-            remedy=f"write --model NAME=FILE:INPUT=DIMS, for example --model {format_model(first)!r}",
+            remedy=f"write {option}NAME=FILE:INPUT=DIMS, for example {option}{format_model(first)!r}",
         )
     named = [
         replace(argument, name=argument.name or argument.called).with_shapes(map(parse_shape, shapes))
@@ -239,7 +243,7 @@ def parse_models(texts: Sequence[str], shapes: Sequence[str] = ()) -> tuple[Mode
         if argument.called in seen:
             raise InputError(
                 f"two models are called {argument.called!r}",
-                remedy="give each its own name with --model NAME=FILE",
+                remedy=f"give each its own name with {option}NAME=FILE",
             )
         seen.add(argument.called)
     return tuple(named)

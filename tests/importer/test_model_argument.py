@@ -205,8 +205,13 @@ def test_shape_is_for_the_only_model() -> None:
 
 
 def test_two_models_of_one_name_are_refused() -> None:
-    with pytest.raises(InputError, match=r"two models are called 'm'; .*NAME=FILE"):
+    with pytest.raises(InputError, match=r"two models are called 'm'; .*with --model NAME=FILE"):
         parse_models(["m.onnx", "other/m.onnx"])
+
+
+def test_models_by_position_are_named_without_an_option() -> None:
+    with pytest.raises(InputError, match=r"give each its own name with NAME=FILE$"):
+        parse_models(["m.onnx", "other/m.onnx"], option="")
 
 
 def _saved(folder: Path) -> Path:
