@@ -33,7 +33,7 @@ def ablations(plan: Plan) -> dict[str, Plan]:
     """
     found = {}
     express = express_of(plan)
-    if plan.resources:
+    if any(one.cores for one in plan.resources):
         found["unpinned"] = unpinned(plan)
     if express:
         found["without_express"] = _without_express(plan)

@@ -256,11 +256,11 @@ def unpinned(plan: Plan) -> Plan:
 
 
 def express_of(plan: Plan) -> frozenset[int]:
-    """Models that a plan runs on the processor in lanes without cores, beside lanes that have some."""
-    coreless = _coreless(plan)
-    if not 0 < len(coreless) < plan.lanes:
+    """Models that a plan runs on the processor in lanes of their own: those without cores beside lanes that
+    have some or, where no lane has any, as under a quota, the last one."""
+    resources = {plan.lane_resources[lane] for lane in _lanes_apart(plan)}
+    if not resources:
         return frozenset()
-    resources = {plan.lane_resources[lane] for lane in coreless}
     elsewhere = {
         member.model
         for block in plan.combined
@@ -273,11 +273,20 @@ def express_of(plan: Plan) -> frozenset[int]:
 
 def computing_lanes(plan: Plan) -> int:
     """Its lanes, but for an express lane, which adds nothing to what the device computes."""
-    return plan.lanes - len(_coreless(plan)) if express_of(plan) else plan.lanes
+    return plan.lanes - len(_lanes_apart(plan)) if express_of(plan) else plan.lanes
 
 
-def _coreless(plan: Plan) -> list[int]:
-    return [lane for lane in range(plan.lanes) if not plan.cores_of(lane)]
+def _lanes_apart(plan: Plan) -> list[int]:
+    """Lanes that may be express. Where none has cores, the last one, if no block may run both there and in
+    another."""
+    coreless = [lane for lane in range(plan.lanes) if not plan.cores_of(lane)]
+    if len(coreless) < plan.lanes:
+        return coreless
+    *others, last = plan.lane_resources or (0,)
+    everywhere = tuple(range(len(plan.resources)))
+    used = {block.resources or everywhere for block in plan.combined}
+    alone = others and last not in others and all(last not in one or one == (last,) for one in used)
+    return coreless[-1:] if alone else []
 
 
 def block_counts(

@@ -2,6 +2,7 @@
 
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from stageloom.edge_agent.bench.own_models import short_of_time
 from stageloom.edge_agent.machine.control_groups import cpu_quota, has_own_cores, usable_cores
 from stageloom.edge_agent.machine.doctor import quota_check
 from stageloom.shared.plan import ExecutorOptions
-from stageloom.shared.search.arrangements import express_of
+from stageloom.shared.search.arrangements import computing_lanes, express_of, unpinned
 from stageloom.shared.search.auto import auto_plan
 from stageloom.shared.search.compose import ModelChoice
 from tests.search.graphs import CHAIN, DIAMOND, model
@@ -89,6 +90,18 @@ def test_an_express_lane_stays_one_where_lanes_keep_to_no_core() -> None:
     plan = auto_plan(CHOICES, times, ONNX, (0, 1), whole=True, pinned=False)
     assert [block.resources for block in plan.combined] == [block.resources for block in kept.combined]
     assert plan.lane_resources == kept.lane_resources and not any(one.cores for one in plan.resources)
+    assert express_of(plan) == {0} and computing_lanes(plan) == 2 and unpinned(plan) == plan
+
+
+def test_without_cores_a_lane_that_takes_what_others_take_is_no_express_lane() -> None:
+    times = [{ONNX: 0.001}, {ONNX: 0.1}]
+    plan = auto_plan(CHOICES, times, ONNX, (0, 1), whole=True, pinned=False)
+    anywhere = [replace(block, resources=()) for block in plan.combined if block.members[0].model]
+    for blocks in (anywhere, [replace(block, resources=(0, 2)) for block in anywhere]):
+        shared = tuple(block for block in plan.combined if not block.members[0].model) + tuple(blocks)
+        assert not express_of(replace(plan, combined=shared))
+    one_lane = replace(plan, lanes=1, lane_resources=(0,), resources=plan.resources[:1])
+    assert not express_of(replace(one_lane, combined=tuple(anywhere))) and computing_lanes(one_lane) == 1
 
 
 def test_doctor_and_bench_warn_of_a_quota_and_say_how_to_give_whole_cores() -> None:

@@ -43,6 +43,10 @@ def test_a_plan_without_its_express_lane_is_the_one_with_a_lane_for_each_core(
     assert found["without_express"] == own_plan(models, alike, whole=True)
     assert [one.cores for one in found["unpinned"].resources] == [()] * plan.lanes
     assert "without_express" not in ablations(found["without_express"])
+    kept_apart = ablations(found["unpinned"])
+    assert "unpinned" not in kept_apart and not any(
+        one.cores for one in kept_apart["without_express"].resources
+    )
 
 
 def test_what_a_plan_does_not_have_is_no_ablation_of_it(plan: Plan) -> None:
