@@ -9,11 +9,10 @@ from stageloom.planner.replan.predict import block_costs
 from stageloom.planner.schema.replan import TrialInfo
 from stageloom.planner.schema.scheduler import ComparedScheduler
 from stageloom.planner.store.store import ReadStore
-from stageloom.planner.store.telemetry import telemetry_rows
+from stageloom.planner.store.telemetry import step_times
 from stageloom.planner.store.trials import trial_infos
 from stageloom.shared.bound import bind
 from stageloom.shared.ids import DeviceId, Digest
-from stageloom.shared.messages.telemetry import RowKind, StageProfileResult
 from stageloom.shared.plan import Plan
 from stageloom.shared.schedule import Schedule
 from stageloom.shared.search.comparison import Block, Standing, Subject, judged, optimum_s, standing
@@ -100,9 +99,7 @@ def compared(
     steps_us: dict[tuple[Digest, int], float] = {}
     trials: dict[str, TrialInfo] = {}
     if device is not None:
-        for row in store.read(telemetry_rows, device, [RowKind.STAGE_PROFILE_RESULT]):
-            if isinstance(row.data, StageProfileResult) and row.data.step_us > 0.0:
-                steps_us[row.data.plan, row.data.combined_block] = row.data.step_us
+        steps_us = store.read(step_times, device)
         for trial in store.read(trial_infos, device):
             if trial.candidate is not None:
                 trials.setdefault(trial.candidate, trial)

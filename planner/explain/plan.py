@@ -23,12 +23,11 @@ from stageloom.planner.store.plans import plan_info, plan_names
 from stageloom.planner.store.predictions import LookedAt, considered_plans
 from stageloom.planner.store.replans import replan_infos
 from stageloom.planner.store.store import ReadStore
-from stageloom.planner.store.telemetry import telemetry_rows
+from stageloom.planner.store.telemetry import step_times
 from stageloom.planner.store.trials import newest_trials, trial_infos, trial_of
 from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.errors import StageloomError
 from stageloom.shared.ids import DeviceId, Digest
-from stageloom.shared.messages.telemetry import RowKind, StageProfileResult
 from stageloom.shared.plan import decode_plan
 from stageloom.shared.search.costs import CostTable, stage_batch
 from stageloom.shared.split_graph import SplitRole
@@ -59,7 +58,7 @@ def explain(store: ReadStore, name: str, device_name: DeviceId | None) -> PlanEx
     table = CostTable() if where is None else costs_there(store, where, plan, graphs)
     busy_s = predict(plan, graphs, table, ()).busy
     unsplit = unsplit_s(bound, table, busy_s)
-    steps = {} if device is None else _steps(store, device.device)
+    steps = {} if device is None else store.read(step_times, device.device)
     blocks = tuple(
         explain_block(bound, index, table, **_known(store, bound, index, key, steps))
         for index in range(len(plan.combined))
@@ -125,15 +124,6 @@ def _known(store: ReadStore, bound: BoundPlan, index: int, key: str, steps: _Ste
         "stages": {} if batch is None else store.read(measured_stages, key, executor, digest, batch),
         "found": store.read(schedules_of, key, digest, max(batches)) if key else (),
         "step_us": steps.get((plan.digest, index)),
-    }
-
-
-def _steps(store: ReadStore, device: DeviceId) -> _Steps:
-    rows = store.read(telemetry_rows, device, [RowKind.STAGE_PROFILE_RESULT])
-    return {
-        (row.data.plan, row.data.combined_block): row.data.step_us
-        for row in rows
-        if isinstance(row.data, StageProfileResult) and row.data.step_us > 0.0
     }
 
 

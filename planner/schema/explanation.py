@@ -74,8 +74,9 @@ class BlockExplanation(Reply, frozen=True, kw_only=True):
     """A combined block of a plan. `streams` None: its schedule has stages. `over_optimum` None: too large to
     know, or no stages.
 
-    `step_us`: what whole steps took when a device last measured this plan's stages. `resources`: those whose
-    lanes may run it, empty where all may; `cores`: theirs, empty where the system chooses.
+    `step_us`: what whole steps took when a device last measured this plan's stages in the class that it is of
+    now. `resources`: those whose lanes may run it, empty where all may; `cores`: theirs, empty where the
+    system chooses.
     """
 
     index: SmallCount

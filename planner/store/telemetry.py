@@ -17,7 +17,15 @@ from stageloom.planner.store.generations import ENDS, set_states
 from stageloom.planner.store.machines import store_executor_time, store_machine
 from stageloom.planner.store.parts import store_part_times
 from stageloom.planner.store.profiles import store_profile, store_stage_profile, tell_requests
-from stageloom.planner.store.rows import insert_rows, read_row, readable, run_on_rows, saturated, sum_of
+from stageloom.planner.store.rows import (
+    insert_rows,
+    known_device,
+    read_row,
+    readable,
+    run_on_rows,
+    saturated,
+    sum_of,
+)
 from stageloom.planner.store.tables import EventRow, LedgerRow, RollupRow, TelemetryRow
 from stageloom.planner.store.trials import store_trial_row
 from stageloom.planner.store.trusted_time import NEWEST_US, present_us
@@ -29,7 +37,7 @@ from stageloom.planner.telemetry import (
     decode_data,
 )
 from stageloom.shared.errors import InputError
-from stageloom.shared.ids import DeviceId
+from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.base import MOST
 from stageloom.shared.messages.control import Desired
 from stageloom.shared.messages.telemetry import (
@@ -226,6 +234,22 @@ def telemetry_rows(
     Rows that this version cannot read are left out.
     """
     return _readable_between(session, device, kinds, since_us, MOST, limit=limit)[0]
+
+
+def step_times(session: Session, device: DeviceId) -> dict[tuple[Digest, int], float]:
+    """Microseconds of whole steps by plan and combined block, as stage profiles found them last in what is
+    now the device's class. Those of agents that told no environment count for any.
+
+    Raises:
+        InputError: there is no such device.
+    """
+    there = known_device(session, device).device_class
+    told = [row.data for row in telemetry_rows(session, device, [RowKind.STAGE_PROFILE_RESULT])]
+    return {
+        (data.plan, data.combined_block): data.step_us
+        for data in told
+        if isinstance(data, StageProfileResult) and data.step_us > 0.0 and data.environment in ("", there)
+    }
 
 
 def filed_rows(

@@ -97,6 +97,19 @@ def test_a_devices_costs_decide_the_order_and_its_measurements_and_trials_stand_
     assert "commit 1.200 (1.100 to 1.300)" in table.splitlines()[1]
 
 
+def test_what_was_measured_as_another_device_class_stands_beside_no_prediction(world: World) -> None:
+    """Its power mode changed as it was measured."""
+    side_by_side(world)
+    world.measured("greedy", (), 999.0, "another power mode")
+    found = compared(world, "--device", NANO, "--scheduler", "greedy")
+    assert found["greedy"]["measured_ms"] == pytest.approx(0.333)
+    (block,) = world.explained("greedy", "--device", NANO)["blocks"]
+    assert block["step_us"] == 333.0
+    world.measured("greedy", (), 444.0, "cpu-2-core")
+    found = compared(world, "--device", NANO, "--scheduler", "greedy")
+    assert found["greedy"]["measured_ms"] == pytest.approx(0.444)
+
+
 @pytest.mark.parametrize("replicas", [1, 4])
 def test_milliseconds_are_of_one_task_however_many_replicas_take_turns(world: World, replicas: int) -> None:
     """1. Operators take 100 us. 2. The device measures 300 us a block of the plan, of each replica."""

@@ -110,12 +110,14 @@ class World:
         (request,), _ = self.store.write(request_profile, NANO, ["diamond"])
         self.tells(ProfileResult(request, self.digest, 1, "", times, True))
 
-    def measured(self, plan: str, timings: tuple[StageTiming, ...], step_us: float) -> None:
+    def measured(
+        self, plan: str, timings: tuple[StageTiming, ...], step_us: float, environment: str = ""
+    ) -> None:
         """The stages of a plan were measured, as the planner asked."""
         request, _ = self.store.write(request_stage_profile, NANO, plan)
         self.tells(
             StageProfileResult(
-                request, self.store.read(plan_info, plan).digest, 0, "", timings, step_us, True
+                request, self.store.read(plan_info, plan).digest, 0, environment, timings, step_us, True
             )
         )
 
