@@ -20,7 +20,7 @@ from stageloom.planner.store.models import newest_models, plan_references
 from stageloom.planner.store.store import ReadStore
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId
-from stageloom.shared.plan import MAX_LANES, MAX_MODELS, ExecutorOptions, Plan, decode_plan
+from stageloom.shared.plan import MAX_MODELS, ExecutorOptions, Plan, decode_plan
 from stageloom.shared.search.arrangements import ON_GPU, Times
 from stageloom.shared.search.auto import AUTO, auto_plan, split_carries_more
 from stageloom.shared.search.compose import ModelChoice
@@ -142,7 +142,8 @@ def make(store: ReadStore, request: PlanCreateRequest, device: DeviceId) -> Auto
         one.name: known[at]._replace(way=ways[at], older=older.get(one.name, ""))
         for at, one in enumerate(choices)
     }
-    return AutoPlan(plan, sentence(device, machine, models))
+    used = {core for lane in range(plan.lanes) for core in plan.cores_of(lane)}
+    return AutoPlan(plan, sentence(device, machine, models, len(used)))
 
 
 def splits_carry_more(store: ReadStore, request: PlanCreateRequest, device: DeviceId, split_s: float) -> bool:
@@ -184,11 +185,14 @@ def _known(
 _NAMED: Final = 8  # models that a sentence names
 
 
-def sentence(device: str, machine: Machine, models: Mapping[str, KnownModel]) -> str:
-    """What is known of a device and its models, and what is not."""
+def sentence(device: str, machine: Machine, models: Mapping[str, KnownModel], used: int) -> str:
+    """What is known of a device and its models, and what is not.
+
+    `used`: how many cores the plan's lanes keep to; 0 where they keep to none.
+    """
     usual = machine.executors[0]
     cores = counted(len(machine.cores), "core")
-    lanes = f", {MAX_LANES} of them used" if len(machine.cores) > MAX_LANES else ""
+    lanes = f", {used} of them used" if 0 < used < len(machine.cores) else ""
     executors = [name for name in machine.executors if name == usual or name in (*CHOSEN, *ON_GPU)]
     said = [f"{device} has {cores}{lanes} and {' and '.join(executors)}"]
     runs = [_runs(name, one) for name, one in models.items() if one.times]

@@ -133,6 +133,23 @@ def test_lanes_are_wider_where_the_device_measured_that_two_threads_carry_more(r
     assert "long on onnx with 2 threads in 19 ms (42 ms on onnx)" in known
 
 
+def test_cores_are_said_to_be_used_as_far_as_the_plan_names_them(rig: Rig) -> None:
+    """1. A lane for one core each. 2. Two threads carry more, on lanes of two. 3. On a GPU lanes keep to
+    none."""
+    executors = (ExecutorFact("onnx"), ExecutorFact("torch_cuda"))
+    rig.tells(MachineFacts((CoreRange(0, 19),), executors, 1))
+    assert "nano has 20 cores, 16 of them used and onnx" in rig.made()[1]
+    for threads, ms in ((1, 42.0), (2, 19.0)):
+        for model in ("long", "short"):
+            rig.took(model, "onnx", ms, threads)
+    plan, known = rig.made()
+    assert (plan.lanes, plan.cores_of(9)) == (10, (18, 19)) and "nano has 20 cores and onnx" in known
+    for model in ("long", "short"):
+        rig.took(model, "torch_cuda", 0.1)
+    plan, known = rig.made()
+    assert not plan.resources and "nano has 20 cores and onnx" in known
+
+
 def test_a_gpu_that_the_device_measured_runs_all_models(rig: Rig) -> None:
     rig.tells(MachineFacts((CoreRange(0, 1),), (ExecutorFact("onnx"), ExecutorFact("torch_cuda")), 1))
     for model in ("long", "short"):
@@ -318,11 +335,11 @@ def test_the_sentence_names_a_few_models_and_counts_the_rest() -> None:
     machine = Machine((0,), {"onnx": "", "openvino": ""}, 1)
     onnx = ExecutorOptions(name="onnx")
     models = {f"m{at}": KnownModel({onnx: 1e-3}, onnx) for at in range(20)}
-    said = sentence("nano", machine, models)
+    said = sentence("nano", machine, models, 1)
     assert (
         "nano has 1 core" in said and "m7, 12 more not measured on openvino" in said and "m8 not" not in said
     )
-    alone = sentence("nano", Machine((0,), {"onnx": ""}, 1), {"m": KnownModel({}, onnx)})
+    alone = sentence("nano", Machine((0,), {"onnx": ""}, 1), {"m": KnownModel({}, onnx)}, 1)
     assert "nothing to choose between" in alone
 
 
