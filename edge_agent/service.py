@@ -191,7 +191,8 @@ class Agent:
 
     def _model_timed(self, request: int, step_us: Mapping[int, float], reason: str, cannot: bool) -> None:
         if request >= OWN_REQUESTS:
-            self._ways.answered(step_us.get(0), cannot=cannot, quiet=not len(self._ledger))
+            quiet = not len(self._ledger)
+            self._ways.answered(step_us.get(0), cannot=cannot, quiet=quiet, reason=reason)
             return
         choice = self._choice
         if choice is None:

@@ -53,6 +53,7 @@ class WayRequests:
         self._numbers = count(first)
         self.open: dict[int, tuple[ModelChoice, ExecutorOptions]] = {}
         self.cut_short: set[tuple[Digest, ExecutorOptions]] = set()  # ways left out with rounds to come
+        self.fatal: set[tuple[Digest, str]] = set()  # models and executors that ended the engine process
 
     def of(self, models: Sequence[tuple[ModelChoice, ArtifactNeed]]) -> list[StageProfileRequest]:
         """What is to be measured; nothing where there is no choice, or once all is known."""
@@ -64,9 +65,13 @@ class WayRequests:
             for choice, need in models
             for options in self._wanted
             if options not in self._times.of(choice.artifact) or (choice.artifact, options) in self.cut_short
-            if not (round_ and options.name in ON_GPU)
+            if not (round_ and options.name in ON_GPU) and not self.is_fatal(choice, options)
         ]
         return [self._request(*one) for one in wanted]
+
+    def is_fatal(self, choice: ModelChoice, options: ExecutorOptions) -> bool:
+        """The engine process ended at the model on that executor: with other threads it may end as badly."""
+        return (choice.artifact, options.name) in self.fatal
 
     @property
     def unfinished(self) -> set[tuple[Digest, ExecutorOptions]]:
@@ -149,20 +154,24 @@ class PlannedWays:
         return now_s < self._held_until_s
 
     def answered(
-        self, step_us: float | None, now_s: float, *, quiet: bool, cannot: bool = False
+        self, step_us: float | None, now_s: float, *, quiet: bool, cannot: bool = False, fatal: bool = False
     ) -> tuple[ModelChoice, ExecutorOptions] | None:
         """The measurement that was asked for ended; returns what it was of, unless it is made again.
 
         `quiet`: no task is there. `cannot`: the model cannot run so, and further rounds leave that way out.
+        `fatal`: the engine process ended at it, and all ways of that model on that executor are left out.
         """
         sent = self._sent
         assert sent is not None, "nothing was asked for"
         self._sent = None
         self._held_until_s = min(self._held_until_s, now_s + RECOVERY_S)
-        if step_us is not None or cannot:
+        if step_us is not None or cannot or fatal:
             self._not_before_s = now_s + (QUIET_PAUSE_S if quiet else PAUSE_S)
             found = self.requests.open.pop(sent.request.request)
-            if step_us is None:
+            if fatal:
+                self.requests.fatal.add((found[0].artifact, found[1].name))
+                self._leave_out(self.requests.is_fatal)
+            elif step_us is None:
                 self._leave_out(lambda choice, its: (choice.artifact, its) == (found[0].artifact, found[1]))
             return found
         self._not_before_s = now_s + BUSY_PAUSE_S

@@ -15,6 +15,7 @@ from stageloom.edge_agent.lifecycle.states import RunnablePlan
 from stageloom.edge_agent.machine.control_groups import usable_cores
 from stageloom.edge_agent.machine.device import device_class
 from stageloom.edge_agent.parts import Parts
+from stageloom.edge_agent.reporting.profiles import ENDED_TWICE
 from stageloom.edge_agent.store import StateFile
 from stageloom.edge_agent.way_measuring import OWN_REQUESTS, PlannedWays, WayRequests
 from stageloom.shared.errors import StageloomError
@@ -92,9 +93,12 @@ class WayWatch:
         if free and (request := self._ways.next(self._parts.loop.now())) is not None:
             self._parts.profiles.wanted(request)
 
-    def answered(self, step_us: float | None, *, cannot: bool, quiet: bool) -> None:
-        """What was asked for ended, `cannot`: the model cannot run so; `quiet`: no task is there."""
-        found = self._ways.answered(step_us, self._parts.loop.now(), quiet=quiet, cannot=cannot)
+    def answered(self, step_us: float | None, *, cannot: bool, quiet: bool, reason: str) -> None:
+        """What was asked for ended, for `reason` if without a time. `cannot`: the model cannot run so;
+        `quiet`: no task is there."""
+        found = self._ways.answered(
+            step_us, self._parts.loop.now(), quiet=quiet, cannot=cannot, fatal=reason == ENDED_TWICE
+        )
         if found is None:
             return
         choice, options = found

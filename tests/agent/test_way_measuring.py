@@ -125,6 +125,29 @@ def test_what_found_no_moment_is_made_again_later_and_given_up_in_the_end(tmp_pa
     assert asked == ATTEMPTS * 2 * ROUNDS and given_up == 2 * ROUNDS
 
 
+def test_after_a_way_ended_the_engine_process_that_executor_is_left_out_for_that_model(
+    tmp_path: Path,
+) -> None:
+    """Whatever the threads, and when the model comes back, too."""
+    times = ExecutorTimes(StateFile(tmp_path / "times"), "here")
+    found = PlannedWays(WayRequests(times, ways(("onnx", "openvino"), 4), first=OWN_REQUESTS))
+    found.add(MODELS, 0.0)
+    seen, now_s = [], 0.0
+    while (request := found.next(now_s)) is not None:
+        plan = decode_plan(request.plan)
+        ends = (plan.models[0].name, plan.executor.name) == ("a", "openvino")
+        found.answered(None if ends else 1e3, now_s, quiet=True, cannot=ends, fatal=ends)
+        seen.append((plan.models[0].name, plan.executor.name))
+        now_s += QUIET_PAUSE_S
+    assert seen.count(("a", "openvino")) == 1
+    assert {seen.count(one) for one in set(seen)} == {1, 3 * ROUNDS} and not found.requests.open
+    found.add(MODELS[1:], now_s)
+    assert found.next(now_s) is None
+    found.add(MODELS, now_s)
+    asked = {(choice.name, options.name) for choice, options in found.requests.open.values()}
+    assert ("a", "onnx") in asked and ("a", "openvino") not in asked
+
+
 def test_what_cannot_run_is_not_tried_again(tmp_path: Path) -> None:
     found, _ = made(tmp_path)
     found.add(MODELS, 0.0)

@@ -14,6 +14,7 @@ from stageloom.edge_agent.executor_choice import TIMES_NAME, ExecutorTimes
 from stageloom.edge_agent.lifecycle.states import PlanRef, RunnablePlan
 from stageloom.edge_agent.machine import control_groups
 from stageloom.edge_agent.machine.device import device_class
+from stageloom.edge_agent.reporting.profiles import ENDED_TWICE
 from stageloom.edge_agent.store import StateFile
 from stageloom.edge_agent.way_measuring import ATTEMPTS, BUSY_PAUSE_S, ROUNDS
 from stageloom.edge_agent.way_watch import WayWatch
@@ -83,9 +84,20 @@ def test_a_way_that_cannot_run_is_remembered_and_one_that_found_no_moment_is_tri
         rig.tick()
         executor = decode_plan(rig.asked.pop().plan).executor
         measured = executor == ONE_THREAD
-        rig.watch.answered(1e3 if measured else None, cannot=cannot and not measured, quiet=True)
+        rig.watch.answered(1e3 if measured else None, cannot=cannot and not measured, quiet=True, reason="")
     assert not rig.watch.left
     assert ExecutorTimes(StateFile(tmp_path / TIMES_NAME), device_class()).of(DIGEST) == kept
+
+
+def test_a_way_that_ended_the_engine_process_leaves_nothing_to_measure_on_that_executor(
+    rig: Rig, tmp_path: Path
+) -> None:
+    """It alone is remembered: ways with other threads wait for the next start."""
+    rig.tick()
+    way = decode_plan(rig.asked.pop().plan).executor
+    rig.watch.answered(None, cannot=True, quiet=True, reason=ENDED_TWICE)
+    assert not rig.watch.left
+    assert ExecutorTimes(StateFile(tmp_path / TIMES_NAME), device_class()).of(DIGEST) == {way: math.inf}
 
 
 def test_a_time_is_kept_once_all_its_rounds_are_over_whatever_else_is_left(rig: Rig, tmp_path: Path) -> None:
@@ -93,7 +105,7 @@ def test_a_time_is_kept_once_all_its_rounds_are_over_whatever_else_is_left(rig: 
         assert not ExecutorTimes(StateFile(tmp_path / TIMES_NAME), device_class()).of(DIGEST)
         rig.tick()
         executor = decode_plan(rig.asked.pop().plan).executor
-        rig.watch.answered(1e3 if executor == ONE_THREAD else None, cannot=False, quiet=True)
+        rig.watch.answered(1e3 if executor == ONE_THREAD else None, cannot=False, quiet=True, reason="")
     assert rig.watch.left
     assert ExecutorTimes(StateFile(tmp_path / TIMES_NAME), device_class()).of(DIGEST) == {ONE_THREAD: 1e-3}
 
@@ -107,7 +119,7 @@ def test_a_model_whose_rounds_another_plan_cut_short_is_measured_in_all_of_them_
         for _ in range(times):
             rig.tick()
             rig.asked.pop()
-            rig.watch.answered(1e3, cannot=False, quiet=True)
+            rig.watch.answered(1e3, cannot=False, quiet=True, reason="")
 
     measure(2)
     rig.activate("b", OTHER, OTHER_GRAPH)
@@ -133,7 +145,7 @@ def test_in_another_power_mode_the_models_are_measured_anew(rig: Rig, tmp_path: 
         if not rig.asked:
             continue  # it begins anew, and waits until the plan has settled
         rig.asked.pop()
-        rig.watch.answered(taken_us[rig.machine.power_mode], cannot=False, quiet=True)
+        rig.watch.answered(taken_us[rig.machine.power_mode], cannot=False, quiet=True, reason="")
     assert not rig.watch.left and not rig.asked
     assert not ExecutorTimes(StateFile(tmp_path / TIMES_NAME), device_class()).of(DIGEST)
     kept = ExecutorTimes(StateFile(tmp_path / TIMES_NAME), "in fast mode")
@@ -150,4 +162,4 @@ def test_with_a_quota_no_more_threads_are_measured_than_it_pays_for(
     while rig.watch.left:
         rig.tick()
         assert decode_plan(rig.asked.pop().plan).executor == ONE_THREAD
-        rig.watch.answered(1e3, cannot=False, quiet=True)
+        rig.watch.answered(1e3, cannot=False, quiet=True, reason="")
