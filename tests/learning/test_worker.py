@@ -48,6 +48,11 @@ def store(tmp_path: Path) -> Iterator[Store]:
     made.close()
 
 
+def interrupt(step: TrainingStep) -> None:
+    if step.done == 2:
+        raise KeyboardInterrupt
+
+
 class Worker:
     """The process, begun with a task."""
 
@@ -114,10 +119,6 @@ def test_the_same_request_goes_on_where_it_was_interrupted_and_ends_as_if_it_had
 ) -> None:
     monkeypatch.setattr(stored, "GpgSettings", QUICK)
 
-    def interrupt(step: TrainingStep) -> None:
-        if step.done == 2:
-            raise KeyboardInterrupt
-
     def quietly(step: TrainingStep) -> None:
         """Nobody looks."""
 
@@ -139,6 +140,23 @@ def test_the_same_request_goes_on_where_it_was_interrupted_and_ends_as_if_it_had
     assert again.gpg is not None and (again.gpg.ended, again.gpg.resumed_steps) == ("done", 1)
     assert again.checkpoint == whole.checkpoint != other.checkpoint
     assert list(runs.iterdir()) == []
+
+
+@pytest.mark.promise("seed-gives-policy-interrupted")
+def test_it_goes_on_with_the_same_blocks_in_whatever_order_its_models_are_named(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored, "GpgSettings", QUICK)
+    add_model(store, tmp_path, "longer", operators=9)
+    one, other = (
+        msgspec.structs.replace(SHORT, models=names) for names in (("relu", "longer"), ("longer", "relu"))
+    )
+    whole = stored.train_stored(store, one, lambda _: None)
+    forget_run(Path(whole.run))
+    stored.train_stored(store, one, interrupt)
+    again = stored.train_stored(store, other, lambda _: None)
+    assert again.gpg is not None and (again.gpg.ended, again.gpg.resumed_steps) == ("done", 1)
+    assert whole.gpg is not None and again.gpg.curves == whole.gpg.curves
 
 
 def test_a_run_goes_on_with_the_costs_that_it_began_with(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def train_stored(store: ReadStore, request: GpgTrainingRequest, tell: Tell) -> T
         if table is not None:
             table = _as_begun(folder, table)
         found = train(
-            Drawing(graphs, _costs_of(table), request.members_max),
+            Drawing(dict(sorted(graphs.items())), _costs_of(table), request.members_max),  # as in `about`
             settings,
             names=names,
             costs=device_class or "analytic",
