@@ -9,7 +9,7 @@ from stageloom.planner.cli.app import execute
 from stageloom.planner.costs.measured import trained_policy
 from stageloom.planner.store.policies import policy_infos
 from stageloom.shared.errors import ExitCode
-from tests.store.helpers import add_model
+from tests.store.helpers import NANO, add_model, enrol
 from tests.store.migrated import new_store
 
 SHORT = ["--imitation-steps", "1", "--episodes", "1", "--seed", "4"]
@@ -54,6 +54,20 @@ def test_a_planner_without_models_has_nothing_to_learn_from(
     new_store(tmp_path).close()
     assert execute([*TRAIN, "--data-dir", str(tmp_path)]) == ExitCode.USAGE
     assert "stageloom model add" in capsys.readouterr().err
+
+
+@pytest.mark.more
+def test_costs_of_a_class_that_measured_nothing_are_not_learned(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Estimates would be kept as the class's own, and be used there in place of the packaged policy."""
+    store = new_store(home)
+    enrol(store)
+    assert execute([*TRAIN, "--data-dir", str(home), "--device", NANO, *SHORT]) == ExitCode.USAGE
+    said = " ".join(capsys.readouterr().err.split())
+    assert "no operator of these models was measured" in said and "stageloom device profile nano" in said
+    assert store.read(policy_infos) == []
+    store.close()
 
 
 def test_a_training_of_no_steps_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,7 @@ def train_stored(store: ReadStore, request: GpgTrainingRequest, tell: Tell) -> T
     """Begin a training, or go on with it; to its end, the budget's, or SIGINT.
 
     Raises:
-        InputError: there are no models, or no such model or device.
+        InputError: there are no models, no such model or device, or its class measured nothing of them.
         RefusedError: the same training runs already.
     """
     tell(TrainingStep(text="reading models and costs"))
@@ -127,7 +127,13 @@ def _costs(
     device_class = store.read(device_info, device).device_class
     models = [(artifact, 1) for artifact in artifacts]
     executor = usual_executor(store.read(machine_of, device)) or ExecutorOptions()
-    return device_costs(store, device_class, executor, models, graph_of=store.graph), device_class
+    table = device_costs(store, device_class, executor, models, graph_of=store.graph)
+    if not table.measured_s:
+        raise InputError(
+            f"no operator of these models was measured on {device}'s class",
+            remedy=f"measure them: stageloom device profile {device}; or learn estimates without --device",
+        )
+    return table, device_class
 
 
 class _Follower:
