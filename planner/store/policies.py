@@ -28,7 +28,7 @@ from stageloom.shared.text import bounded
 
 _PREFIX: Final = 8  # characters of a digest that may stand for it
 _GATED: Final = "maddpg"
-"""The kind that needs a check."""
+"""The kind that devices plan with, which needs a check."""
 
 
 def store_policy(
@@ -195,7 +195,7 @@ def named_policy(session: Session, asked: str, device_class: str, *, unchecked: 
     Of a kind the newest that may plan is meant; with `unchecked` the newest, whatever its check said.
 
     Raises:
-        InputError: there is none.
+        InputError: there is none, or devices do not plan with its kind.
         RefusedError: it may not plan.
     """
     row = CheckpointRow
@@ -209,6 +209,11 @@ def named_policy(session: Session, asked: str, device_class: str, *, unchecked: 
         raise InputError(
             f"there is no policy {asked!r} for the device class {device_class!r}",
             remedy="train one with `stageloom policy train maddpg`, or see `stageloom policy list`",
+        )
+    if found[0].policy != _GATED:
+        raise InputError(
+            f"policy {found[0].digest[:12]} is of {found[0].policy}, with which no device plans",
+            remedy=f"attach one of {_GATED}; see `stageloom policy list`",
         )
     by_kind = found if len(asked) < _PREFIX else found[:1]
     chosen = next((one for one in by_kind if unchecked or not _withheld(one)), None)

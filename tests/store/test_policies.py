@@ -35,12 +35,19 @@ class Rig:
     plan: Plan
     alarms: int = 0
 
-    def trained(self, body: bytes, at_us: int, device_class: str = CLASS, checked: str | None = "") -> Digest:
+    def trained(
+        self,
+        body: bytes,
+        at_us: int,
+        device_class: str = CLASS,
+        checked: str | None = "",
+        kind: str = "maddpg",
+    ) -> Digest:
         """`checked`: why its check failed, empty where it passed; None: it was not checked."""
         return self.store.database.change(
             store_policy,
             body,
-            policy="maddpg",
+            policy=kind,
             device_class=device_class,
             provenance=PROVENANCE,
             curves=CURVES,
@@ -124,6 +131,19 @@ def test_a_policy_that_is_not_there_is_refused_and_nothing_changes(rig: Rig, ask
         rig.store.write(attach_policy, NANO, asked)
     assert rig.desired() == before
     assert rig.store.read(replan_settings, NANO).attach, "who was refused has decided nothing"
+
+
+@pytest.mark.parametrize("unchecked", [False, True])
+def test_a_policy_that_no_device_plans_with_does_not_take_the_place_of_one_that_works(
+    rig: Rig, unchecked: bool
+) -> None:
+    rig.store.write(attach_policy, NANO, rig.trained(b"works", 1))
+    before = rig.desired()
+    digest = rig.trained(b"schedules", 2, kind="gpg")
+    for asked in (digest[:12], "gpg"):
+        with pytest.raises(InputError, match="is of gpg, with which no device plans"):
+            rig.store.write(attach_policy, NANO, asked, unchecked=unchecked)
+    assert rig.desired() == before and before.policy is not None
 
 
 @pytest.mark.promise("policy-published-through-gate")
