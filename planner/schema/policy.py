@@ -62,9 +62,10 @@ class PolicyVerdict(Reply, frozen=True, kw_only=True):
 class PolicyCheckRequest(Request, frozen=True, kw_only=True):
     """Check a policy of maddpg on a twin, and keep the verdict. `policy`: its digest's beginning.
 
-    The twin runs the plan that the policy was trained on; of a policy that does not tell it the plan of
-    `device`, where the policy is for that. `device` None: the first of the policy's class. `twin`: a device
-    to simulate instead. `rates` None given: the loads are made of the rates of the policy's training.
+    The twin runs the plan that the policy was trained on; of a policy that does not tell it, or was adopted
+    from another device class, the plan of `device`, where the policy is for that. `device` None: the first of
+    the policy's class. `twin`: a device to simulate instead. `rates` None given: the loads are made of the
+    rates of the policy's training.
     """
 
     policy: DigestBeginning

@@ -166,8 +166,8 @@ def _graph(store: ReadStore, artifact: Digest) -> Graph:
 def _template(
     store: ReadStore, policy: MaddpgCheckpoint, graphs: Mapping[Digest, Graph], device: DeviceId | None
 ) -> Plan:
-    """The plan that the policy was trained on; of a policy that does not tell it the one that the device
-    runs where the policy is for that, else one of the policy's models."""
+    """The plan that the policy was trained on; of a policy that does not tell one of its device class the one
+    that the device runs where the policy is for that, else one of the policy's models."""
     if (trained := _trained_on(policy)) is not None:
         return trained
     running = None if device is None else running_plan(store, device)
@@ -191,7 +191,13 @@ def _template(
 
 
 def _trained_on(policy: MaddpgCheckpoint) -> Plan | None:
-    """Its template: lanes, rules and executor, other ones of which are another problem."""
+    """Its template: lanes, rules and executor, other ones of which are another problem.
+
+    None where it does not tell, and where it was adopted from another device class, whose template it tells.
+    """
+    before = policy.provenance.get("adopted")
+    if isinstance(before, dict) and before.get("device_class") != policy.space.device_class:
+        return None
     try:
         plan = decode_plan(b64decode(policy.provenance["template"], validate=True))
     except (KeyError, TypeError, ValueError, DecodeError):

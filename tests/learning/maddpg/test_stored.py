@@ -17,6 +17,7 @@ from stageloom.planner.learning.maddpg.stored import TOP_MEMBERS, stored_problem
 from stageloom.planner.learning.maddpg.stored_check import checked_on
 from stageloom.planner.learning.maddpg.stored_training import about_training
 from stageloom.planner.learning.maddpg.train import FILE, provenance_of
+from stageloom.planner.replan.learned import adopted
 from stageloom.planner.schema.plan import ArrivalRate, ModelOptions
 from stageloom.planner.schema.policy import PolicyCheckRequest
 from stageloom.planner.schema.training import MaddpgTrainingRequest
@@ -222,9 +223,10 @@ def test_a_training_of_another_template_or_scheduler_is_another_training(home: H
     assert differs == {"nothing": set(), "scheduler": {"scheduler"}}.get(what, {"template"})
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_a_policy_is_checked_on_the_plan_that_it_was_trained_on(home: Home, told: bool) -> None:
-    """Lanes and rules make the problem; a policy of before its file told them is checked on what is known."""
+@pytest.mark.parametrize("how", ["told", "untold", "adopted"])
+def test_a_policy_is_checked_on_the_plan_that_it_was_trained_on(home: Home, how: str) -> None:
+    """Lanes and rules make the problem; a policy of before its file told them is checked on what is known, as
+    is one that tells those of another device class."""
     home.profile(0.001)
     home.store.write(push, Push(device=NANO, plan="tuned", decided_by="test"))
     rates = (ArrivalRate(model="relu", per_s=10.0),)
@@ -232,8 +234,11 @@ def test_a_policy_is_checked_on_the_plan_that_it_was_trained_on(home: Home, told
     trained = replace(found.problem.template, lanes=2, step_choice=StepChoice.DEADLINE)
     course = TrainingCourse(replace(found.problem, template=trained), MaddpgSettings.of_length(512), seed=0)
     provenance = provenance_of(course, "done")
-    if not told:
+    if how == "untold":
         del provenance["template"]
-    policy = MaddpgCheckpoint(found.problem.space, network(found.problem.space), provenance=provenance)
+    own = found.problem.space
+    space = replace(own, device_class="elsewhere") if how == "adopted" else own
+    policy = MaddpgCheckpoint(space, network(space), provenance=provenance)
+    policy = adopted(policy, own.device_class, found.problem.graphs)
     on = checked_on(home.store, policy, PolicyCheckRequest(policy="0" * 12, device=NANO, rates=rates))
-    assert on.problem.template == (trained if told else found.problem.template)
+    assert on.problem.template == (trained if how == "told" else found.problem.template)
