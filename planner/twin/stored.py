@@ -59,7 +59,8 @@ def base_device(device_class: str, executor: str) -> DeviceFile:
         cores = _CORES.search(hardware)
         return cpu_device(int(cores.group(1)) if cores else 1)
     for name, words in _WORDS.items():
-        if any(word.lower() in hardware.lower() for word in words):
+        # TX2i and A100X are variants of what they begin like; an RTX A1000 is another GPU
+        if any(re.search(rf"\b{re.escape(word)}(?!\d)", hardware, re.IGNORECASE) for word in words):
             return load_device(name)
     raise InputError(f"no device file is for {hardware!r}", remedy="name one with --twin")
 

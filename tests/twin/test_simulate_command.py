@@ -357,5 +357,11 @@ def test_a_device_class_begins_with_the_file_of_its_gpu_or_a_cpu_of_its_cores() 
     assert base_device(xavier, "onnx").cores == 1
     assert base_device("NVIDIA A100-SXM4-40GB, driver 550; torch-2.5; fp32", "onnx_cuda").name == "a100"
     assert base_device("AMD EPYC x2 avx2; onnxruntime-1.2; fp32", "onnx").cores == 2
+    assert base_device("NVIDIA H100 80GB HBM3, driver 580; torch-2.5; fp32", "torch_cuda").name == "h100"
+    assert base_device("NVIDIA Jetson TX2i; torch-2.5; fp32", "torch_cuda").name == "tx2"
+
+
+@pytest.mark.parametrize("gpu", ["NVIDIA Voodoo", "NVIDIA RTX A1000 Laptop GPU", "NVIDIA Jetson Orin Nano"])
+def test_a_gpu_that_no_device_file_is_for_is_no_other_one_of_a_similar_name(gpu: str) -> None:
     with pytest.raises(InputError, match="no device file is for"):
-        base_device("NVIDIA Voodoo; torch-2.5; fp32", "torch_cuda")
+        base_device(f"{gpu}; torch-2.5; fp32", "torch_cuda")
