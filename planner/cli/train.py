@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated, Any
 
 import msgspec
@@ -86,12 +87,6 @@ def gpg(
     )
     folder = _folder(output)
     reply = run_job(routes.TRAIN_GPG, request)
-    if folder is not None:
-        from stageloom.planner.learning.gpg.curves import to_json, to_svg
-
-        _write(folder / "curves.json", to_json(reply.curves))
-        _write(folder / "curves.svg", to_svg(reply.curves))
-        _fetch(reply.checkpoint, folder / "gpg.checkpoint")
     if reply.resumed_steps:
         progress(f"it went on after {reply.resumed_steps} steps")
     show(
@@ -101,6 +96,12 @@ def gpg(
             f"costs {reply.validation_ratio:.3f} of sequential on the validation blocks"
         ),
     )
+    if folder is not None:
+        from stageloom.planner.learning.gpg.curves import to_json, to_svg
+
+        _write(folder / "curves.json", to_json(reply.curves))
+        _write(folder / "curves.svg", to_svg(reply.curves))
+        _fetch(reply.checkpoint, folder / "gpg.checkpoint")
 
 
 @app.command()
@@ -172,16 +173,16 @@ def maddpg(
     )
     folder = _folder(output)
     reply = run_job(routes.TRAIN_MADDPG, request)
-    if folder is not None:
-        curves = json.dumps([msgspec.to_builtins(point) for point in reply.curves], indent=1)
-        _write(folder / "curves.json", curves + "\n")
-        _write(folder / "twin.toml", reply.device_file)
-        _fetch(reply.checkpoint, folder / "maddpg.checkpoint")
     progress(f"twin: {reply.twin}; arrivals: {reply.arrivals}")
     if reply.resumed_s:
         progress(f"it went on after {reply.resumed_s:.0f} s of training")
     tell_standing(reply.verdict, unchecked=request.unchecked)
     show(reply, lambda: _tell(device, reply))
+    if folder is not None:
+        curves = json.dumps([msgspec.to_builtins(point) for point in reply.curves], indent=1)
+        _write(folder / "curves.json", curves + "\n")
+        _write(folder / "twin.toml", reply.device_file)
+        _fetch(reply.checkpoint, folder / "maddpg.checkpoint")
 
 
 def _tell(device: str, reply: schema.MaddpgTrainingReply) -> None:
@@ -206,13 +207,14 @@ def _figures(score: schema.TrainedScore) -> str:
 
 
 def _folder(output: Path | None) -> Path | None:
-    """The folder that was named, made before anything is trained."""
+    """The folder that was named, made before anything is trained; files can be written there."""
     if output is not None:
         try:
             output.mkdir(parents=True, exist_ok=True)
+            TemporaryFile(dir=output).close()
         except OSError as error:
             raise StorageError(
-                f"{output} cannot be made: {error.strerror}", remedy="name another folder"
+                f"{output} cannot be written: {error.strerror}", remedy="name another folder"
             ) from error
     return output
 

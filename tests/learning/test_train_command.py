@@ -3,11 +3,15 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from stageloom.planner.cli import train
 from stageloom.planner.cli.app import execute
 from stageloom.planner.costs.measured import trained_policy
+from stageloom.planner.schema.training import GpgTrainingReply, MaddpgTrainingReply
 from stageloom.planner.store.policies import policy_infos
+from stageloom.planner.store.rows import blank_of
 from stageloom.shared.errors import ExitCode
 from tests.store.helpers import NANO, add_model, enrol
 from tests.store.migrated import new_store
@@ -74,3 +78,34 @@ def test_a_training_of_no_steps_is_refused(home: Path, capsys: pytest.CaptureFix
     none = ["--imitation-steps", "0", "--episodes", "0"]
     assert execute([*TRAIN, "--data-dir", str(home), *none]) == ExitCode.USAGE
     assert "nothing to train" in capsys.readouterr().err
+
+
+REPLIES: dict[str, type[msgspec.Struct]] = {"gpg": GpgTrainingReply, "maddpg": MaddpgTrainingReply}
+BOTH = pytest.mark.parametrize("kind", [["gpg"], ["maddpg", "--device", NANO]], ids=list(REPLIES))
+
+
+@BOTH
+def test_a_folder_that_nothing_can_be_written_to_is_refused_before_the_training(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    kind: list[str],
+) -> None:
+    """/proc/self is there, and not even root makes a file in it."""
+    monkeypatch.setattr(train, "run_job", lambda *_: pytest.fail("it was trained"))
+    assert execute(["policy", "train", *kind, "--output", "/proc/self"]) == ExitCode.STORAGE
+    assert "/proc/self cannot be written" in capsys.readouterr().err
+
+
+@BOTH
+def test_a_result_is_told_although_its_files_cannot_be_written(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    kind: list[str],
+) -> None:
+    digest = "ab" * 32
+    monkeypatch.setattr(train, "run_job", lambda *_: blank_of(REPLIES[kind[0]], checkpoint=digest))
+    (tmp_path / "curves.json").mkdir()
+    assert execute(["policy", "train", *kind, "--output", str(tmp_path), "--json"]) == ExitCode.STORAGE
+    said = capsys.readouterr()
+    assert json.loads(said.out)["checkpoint"] == digest and "curves.json" in said.err
