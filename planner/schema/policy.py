@@ -1,6 +1,6 @@
 """Learned policies: which are kept, those from files, and as files."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
@@ -8,6 +8,9 @@ from stageloom.planner.schema.base import After, PageSize, Reply, Request
 from stageloom.planner.schema.plan import ArrivalRate
 from stageloom.planner.schema.prediction import Twin
 from stageloom.shared.messages.base import Count, DeviceName, DigestText, Line, MicroSeconds, Real, ShortText
+
+MODELS_MAX: Final = 256
+"""Models that one policy is trained on."""
 
 DigestBeginning = Annotated[str, Meta(min_length=8, max_length=64, pattern=r"^[0-9a-f]*\Z")]
 
@@ -86,7 +89,7 @@ class PolicyInfo(Reply, frozen=True, kw_only=True):
     digest: DigestText
     policy: ShortText
     device_class: ShortText
-    artifacts: Annotated[dict[str, str], Meta(max_length=64)]
+    artifacts: Annotated[dict[str, str], Meta(max_length=MODELS_MAX)]
     settings: Annotated[dict[str, Any], Meta(max_length=256)]
     versions: Annotated[dict[str, ShortText], Meta(max_length=64)]
     ratio: Real

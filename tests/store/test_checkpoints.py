@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stageloom.planner.costs.measured import trained_policy
-from stageloom.planner.schema.policy import PolicyInfo
+from stageloom.planner.schema.policy import MODELS_MAX, PolicyInfo
 from stageloom.planner.store.policies import (
     FittingPolicy,
     fitting_policy,
@@ -61,6 +61,12 @@ def test_a_policy_is_kept_with_artifacts_settings_versions_and_curves(store: Sto
     with store.database.read() as session:
         curves = session.get_one(CheckpointRow, digest).curves
     assert digest == found.digest and json.loads(curves) == CURVES
+
+
+def test_a_policy_of_as_many_models_as_a_training_takes_is_shown(store: Store) -> None:
+    trained(store, b"weights", 1, [digest_bytes([b"%d" % at]) for at in range(MODELS_MAX)])
+    (info,) = store.read(policy_infos)
+    assert info.unshown == "" and len(info.artifacts) == MODELS_MAX
 
 
 def test_the_newest_of_the_class_comes_before_those_for_any_device(store: Store) -> None:

@@ -12,6 +12,7 @@ from stageloom.planner.learning.gpg.lessons import CostsOf, Drawing, analytic_co
 from stageloom.planner.learning.gpg.trainer import GpgResult, GpgSettings, Trainer, train
 from stageloom.planner.learning.kept_run import begun_with, held_run, keep_begun_with
 from stageloom.planner.learning.messages import Tell, Trained, TrainingStep
+from stageloom.planner.schema.policy import MODELS_MAX
 from stageloom.planner.schema.training import GpgTrainingReply, GpgTrainingRequest
 from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.machines import machine_of, usual_executor
@@ -26,7 +27,6 @@ from stageloom.shared.policy.gpg.checkpoint import decode
 from stageloom.shared.search.costs import CostTable
 
 STATE_FILE: Final = "run.pt"
-_MOST: Final = 256  # models that are learned from unasked
 _EVERY_S: Final = 0.25  # between two tellings
 
 
@@ -94,7 +94,7 @@ def _result(found: GpgResult, device_class: str, began: int | None) -> Trained:
 
 def _models(store: ReadStore, wanted: tuple[str, ...]) -> tuple[dict[Digest, Graph], dict[Digest, str]]:
     """Graphs and names by digest."""
-    infos = store.read(named_models, list(wanted) or store.read(newest_models, _MOST))
+    infos = store.read(named_models, list(wanted) or store.read(newest_models, MODELS_MAX))
     if not infos:
         raise InputError(
             "the planner has no models to learn from", remedy="add some with `stageloom model add`"
