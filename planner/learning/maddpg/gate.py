@@ -104,7 +104,8 @@ def judge(
 def _depends_on_state(space: Space, actions: Floats, bounds: GateBounds) -> PolicyCriterion:
     states = len(actions)
     spread = float(np.std(actions.astype(np.float64), axis=0).mean())
-    answers = Counter(combine_blocks(space, row[space.num_models :]).combined for row in actions.tolist())
+    rows = (combine_blocks(space, row[space.num_models :]).combined for row in actions.tolist())
+    answers = Counter(tuple(sorted(combined)) for combined in rows)  # the same in another order says nothing
     combinations = sum(count >= bounds.share * states for count in answers.values())
     return PolicyCriterion(
         name="answers depend on the state",

@@ -17,6 +17,7 @@ from stageloom.planner.schema.policy import PolicyVerdict
 from stageloom.planner.tournament.score import Score
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.digest import digest_bytes
+from stageloom.shared.policy.maddpg.actions import actions_of
 from stageloom.shared.policy.maddpg.checkpoint import MaddpgCheckpoint
 from stageloom.shared.policy.maddpg.decide import Blocks
 from stageloom.shared.policy.maddpg.network import MaddpgNetwork
@@ -148,6 +149,19 @@ def test_a_combination_counts_where_a_hundredth_of_the_states_gets_it(others: in
     spread = sqrt(share * (1.0 - share)) * float(np.abs(left - right).mean())
     assert first.figures["spread"] == pytest.approx(spread, rel=1e-4)
     assert first.passed is (combinations > 1 and spread > 0.01)
+
+
+def test_the_same_combination_with_its_intervals_in_another_order_is_no_other_one() -> None:
+    """1. Every block alone, in two orders. 2. Two and two beside every block alone."""
+    launches = rows(SPACE)[0][: SPACE.num_models]
+    alone = actions_of(SPACE, [[member] for member in SPACE.members])
+    pairs = (0.5,) * SPACE.bins
+    seed = [score(100.0), score(100.0)]
+    for other, combinations in ((alone[::-1], 1), (pairs, 2)):
+        answers = np.array([(*launches, *alone), (*launches, *other)], np.float32)
+        first = judge(DIGEST, SPACE, [outcome("load", seed, seed, answers)]).criteria[0]
+        assert first.figures["combinations"] == combinations and first.figures["spread"] > 0.01
+        assert first.passed is (combinations > 1)
 
 
 def test_loads_with_unequal_arrivals_give_no_verdict() -> None:
