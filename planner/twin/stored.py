@@ -80,7 +80,9 @@ def stored_times(
     graphs = {model.plan.artifact: model.source for model in bound.models}
     costs = costs_there(store, device, bound.plan, graphs)
     if not any(table.measured_s for table in (costs, *costs.beside.values())):
-        return StepTimes.derived(known, bound.plan.executor.precision), f"derived from {known.name}"
+        return StepTimes.derived(
+            known, bound.plan.executor.precision
+        ), f"{known.kind.value} from {known.name}"
     at_one = costs
     if any(batch != 1 for batch in costs.measured_at.values()):  # steps are fitted at one task
         at_one = device_costs(

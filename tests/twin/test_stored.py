@@ -10,7 +10,7 @@ from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan
 from stageloom.planner.store.profiles import request_profile
 from stageloom.planner.store.store import Store
-from stageloom.planner.twin.device_file import load_device
+from stageloom.planner.twin.device_file import Kind, load_device
 from stageloom.planner.twin.stored import served_steps, stored_times
 from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.errors import InputError
@@ -97,6 +97,16 @@ def test_each_block_of_a_plan_with_several_executors_takes_what_was_measured_on_
     for at, executor in enumerate(executors):
         expected_s = OPERATORS * US[executor] * 1e-6 + overhead_s
         assert known.step(at, 1, (1,)).seconds == pytest.approx(expected_s)
+    device.store.close()
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_a_device_file_that_was_fitted_to_a_real_device_is_called_measured(
+    tmp_path: Path, kind: Kind
+) -> None:
+    device = Device(tmp_path)
+    base = replace(load_device("nano"), kind=kind)
+    assert stored_times(device.store, NANO, device.plan(ONE), base)[1] == f"{kind.value} from nano"
     device.store.close()
 
 

@@ -92,7 +92,8 @@ def checked_on(store: ReadStore, policy: MaddpgCheckpoint, request: PolicyCheckR
         times, twin = stored_times(store, device, bind(template, graphs), base)
     else:
         assert base is not None
-        times, twin = StepTimes.derived(base, template.executor.precision), f"derived from {base.name}"
+        times = StepTimes.derived(base, template.executor.precision)
+        twin = f"{base.kind.value} from {base.name}"
     rates = _rates(policy, template, request)
     make = twins(times.device, times.costs)
     names = [model.name for model in template.models]

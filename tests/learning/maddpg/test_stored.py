@@ -24,7 +24,7 @@ from stageloom.planner.schema.training import MaddpgTrainingRequest
 from stageloom.planner.store.desired import Push, push
 from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.policies import store_policy
-from stageloom.planner.twin.device_file import device_names
+from stageloom.planner.twin.device_file import Kind, device_names, device_toml, load_device
 from stageloom.planner.twin.reference import TwinDevices
 from stageloom.shared.bound import bind
 from stageloom.shared.clock import ManualClock
@@ -33,6 +33,7 @@ from stageloom.shared.messages.telemetry import TaskCounters
 from stageloom.shared.plan import ExecutorOptions, StepChoice, Wait
 from stageloom.shared.policy.gpg.checkpoint import decode, encode
 from stageloom.shared.policy.maddpg.checkpoint import MaddpgCheckpoint
+from stageloom.shared.policy.maddpg.space import Space
 from stageloom.shared.search.gpg import packaged_checkpoint
 from tests.learning.maddpg.toy import problem
 from tests.policy.maddpg.cases import network
@@ -242,3 +243,13 @@ def test_a_policy_is_checked_on_the_plan_that_it_was_trained_on(home: Home, how:
     policy = adopted(policy, own.device_class, found.problem.graphs)
     on = checked_on(home.store, policy, PolicyCheckRequest(policy="0" * 12, device=NANO, rates=rates))
     assert on.problem.template == (trained if how == "told" else found.problem.template)
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_a_check_on_a_device_file_says_whether_that_was_derived_or_measured(home: Home, kind: Kind) -> None:
+    rates = (ArrivalRate(model="relu", per_s=10.0),)
+    space = Space.of(home.plan, "elsewhere")
+    policy = MaddpgCheckpoint(space, network(space))
+    twin = device_toml(replace(load_device("nano"), kind=kind))
+    on = checked_on(home.store, policy, PolicyCheckRequest(policy="0" * 12, twin=twin, rates=rates))
+    assert on.twin == f"{kind.value} from nano"
