@@ -257,7 +257,7 @@ def export_policy(
     ],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="To be written; it must not exist.")],
 ) -> None:
-    """Write a policy to a file. `policy import` takes it on another planner.
+    """Write a policy to a file. `policy import` takes one of maddpg on another planner.
 
     \b
     stageloom policy export 3f2a9c01 maddpg.checkpoint

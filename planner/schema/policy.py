@@ -126,6 +126,6 @@ class PolicyImportReply(Reply, frozen=True, kw_only=True):
 
 
 class PolicyExportRequest(Request, frozen=True, kw_only=True):
-    """A policy's checkpoint, by the beginning of its digest, as `policy.import` takes it."""
+    """A policy's checkpoint, by the beginning of its digest; of maddpg as `policy.import` takes it."""
 
     policy: DigestBeginning

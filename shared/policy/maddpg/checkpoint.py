@@ -68,9 +68,10 @@ def decode(raw: bytes) -> MaddpgCheckpoint:
         raise _refusal(f"{len(raw)} bytes")
     try:
         found = msgpack.unpackb(raw, max_array_len=_MAX_SCHEDULES, max_map_len=0, max_str_len=1 << 20)
-        form, kind, belongs, provenance, named, scheduled = found
+        form, kind, *rest = found  # as many as the kind has
         if form != FORMAT or kind != KIND:
             raise ValueError(f"format {form} of kind {kind}")
+        belongs, provenance, named, scheduled = rest
         space = _space_from_list(belongs)
         arrays = arrays_from_list(named)
         book = dict(_schedule(*row) for row in scheduled)

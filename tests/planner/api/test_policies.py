@@ -22,6 +22,7 @@ from stageloom.shared.digest import digest_bytes
 from stageloom.shared.errors import ExitCode, NotFoundError
 from stageloom.shared.policy.maddpg.checkpoint import MaddpgCheckpoint, decode, encode
 from stageloom.shared.policy.maddpg.space import Space
+from stageloom.shared.search.gpg import packaged_checkpoint
 from tests.planner.api.conftest import Callers
 from tests.planner.processes import ok
 from tests.planner.world import World
@@ -235,6 +236,7 @@ def test_what_cannot_be_checked_says_why(
     [
         (None, [], ExitCode.USAGE, "cannot be read"),
         (b"no policy", [], ExitCode.USAGE, "not a checkpoint of maddpg"),
+        (packaged_checkpoint(), [], ExitCode.USAGE, "not a checkpoint of maddpg: format 1 of kind gpg"),
         (b"", ["--device", "nobody"], ExitCode.USAGE, "nobody"),
     ],
 )
