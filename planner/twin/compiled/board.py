@@ -388,9 +388,9 @@ def find_place(w: World, index: int) -> int:
     instance = w.instances[index]
     plan = w.plans[w.clock[0].active]
     track = w.tracks[instance.track]
-    if not instance.live or plan.wait != WAIT_NONE or plan.executor != w.plans[track.plan].executor:
-        return NOBODY
     target = w.targets[plan.first_target + instance.model]
+    if not instance.live or plan.wait != WAIT_NONE or target.executor != w.targets[track.target].executor:
+        return NOBODY
     whole = instance.bucket == target.batch
     if not whole and (instance.bucket > target.batch or count_bits(instance.bucket) != 1):
         return NOBODY

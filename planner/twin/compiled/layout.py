@@ -57,14 +57,14 @@ CLOCK: Final = _record(
 )
 PLAN: Final = _record(
     f8="wait_timeout_s",
-    i8="""key loaded superseded waits population steps lanes run_ahead step_choice wait by_deadline executor
+    i8="""key loaded superseded waits population steps lanes run_ahead step_choice wait by_deadline
         programs preparing
         first_combined num_combined first_slot num_slots first_target""",
 )
 TARGET: Final = _record(
     f8="interval_s delay_s lanes_share",
     i8="""plan first_track replicas free batch work_conserving max_tasks drop_oldest in_order at_once
-        apart""",
+        apart executor""",
 )
 TRACK: Final = _record(i8="plan model target replica first_slot blocks newest newest_id")
 SLOT: Final = _record(

@@ -6,7 +6,7 @@ The area of a released plan is used again where the next one fits into it; a ful
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Final, TypeAlias
 
@@ -41,8 +41,10 @@ Tables: TypeAlias = dict[str, Records]
 """The records of one plan by the array that they belong in; indices count from the plan's own first ones."""
 
 
-def plan_tables(bound: BoundPlan, key: int, executor: int) -> Tables:
-    """Work out the records of a plan. Instances move only between plans of one `executor`, a number.
+def plan_tables(bound: BoundPlan, key: int, executors: Sequence[int]) -> Tables:
+    """Work out the records of a plan.
+
+    `executors`: per model a number; its instances move only between plans that have the same. [num_models]
 
     Raises:
         PlanError: the plan is too large for bit masks and dense tables.
@@ -50,7 +52,7 @@ def plan_tables(bound: BoundPlan, key: int, executor: int) -> Tables:
     plan = bound.plan
     _check(bound)
     by_deadline = plan.step_choice is StepChoice.DEADLINE and plan.wait is Wait.NONE
-    targets, tracks, slots, links, slot_of = _tracks(bound, by_deadline)
+    targets, tracks, slots, links, slot_of = _tracks(bound, by_deadline, executors)
     combined, members, pairs, num_times = _combined(bound, slots, slot_of)
     head = _filled(
         layout.PLAN,
@@ -65,7 +67,6 @@ def plan_tables(bound: BoundPlan, key: int, executor: int) -> Tables:
                 "wait": _WAITS[plan.wait],
                 "waits": plan.wait is not Wait.NONE,
                 "by_deadline": by_deadline,
-                "executor": executor,
                 "num_combined": len(combined),
                 "num_slots": len(slots),
             }
@@ -131,7 +132,7 @@ def _queue_bound(model: BoundModel) -> int:
 
 
 def _tracks(
-    bound: BoundPlan, by_deadline: bool
+    bound: BoundPlan, by_deadline: bool, executors: Sequence[int]
 ) -> tuple[list[_Row], list[_Row], list[_Row], list[_Row], dict[Member, int]]:
     """Targets, tracks, slots, the lists that slots refer to, and the slot of each member."""
     targets: list[_Row] = []
@@ -147,6 +148,7 @@ def _tracks(
                 "replicas": plan.replicas,
                 "free": (1 << plan.replicas) - 1,
                 "batch": plan.batch,
+                "executor": executors[index],
                 "interval_s": plan.launch_interval_us * 1e-6,
                 "lanes_share": bound.plan.lanes / len(bound.models),
                 "delay_s": plan.batch_max_delay_us * 1e-6,

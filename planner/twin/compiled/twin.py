@@ -68,7 +68,7 @@ class CompiledTwin:
         self._next_key = 0
         self._names: tuple[str, ...] = ()
         self._models: tuple[tuple[str, Digest], ...] = ()
-        self._executors: dict[tuple[str, str], int] = {}
+        self._executors: dict[tuple[frozenset[str], str], int] = {}
         self._active: int = NOBODY
         self._arrivals: Records = layout.records(layout.ARRIVAL, 0)
         self._samples = _samples((), 1)
@@ -113,9 +113,12 @@ class CompiledTwin:
                 remedy="simulate it step by step",
             )
         models = tuple((model.name, model.artifact) for model in bound.plan.models)
-        options = bound.plan.executor
-        executor = self._executors.setdefault((options.name, options.precision), len(self._executors))
-        tables = plan_tables(bound, self._next_key, executor)
+        names = frozenset(one.name for one in bound.plan.executors)
+        executors = [
+            self._executors.setdefault((names, precision), len(self._executors))
+            for precision in bound.precisions
+        ]
+        tables = plan_tables(bound, self._next_key, executors)
         if self._memory is None:
             self._models = models
             self._memory = self._first_memory(tuple(name for name, _ in models))

@@ -74,6 +74,28 @@ def test_blocks_on_executors_of_their_own_take_what_they_take_in_the_reference_t
     )
 
 
+@pytest.mark.parametrize("other", [ExecutorOptions(name="openvino"), ExecutorOptions(precision="fp16")])
+def test_what_is_in_flight_goes_over_as_in_the_reference_twin_where_a_further_executor_comes(
+    other: ExecutorOptions,
+) -> None:
+    """1. Of another name: neither model's. 2. Of another precision, for the second model: the first one's."""
+    chained = chains(3, 2)
+    alone = tuple(replace(block, executor=block.members[0].model) for block in chained.plan.combined)
+    plan = replace(chained.plan, combined=alone, further_executors=(other,))
+    further = bind(plan, {model.graph_key: model.graph for model in chained.models})
+    operators = [
+        (model.graph_key, OpId(op)) for model in chained.models for op in range(len(model.graph.operators))
+    ]
+    costs = CostTable(measured_s=dict.fromkeys(operators, 1e-4))
+    times = StepTimes(cpu_device(4), replace(costs, beside={other: replace(costs, executor=other)}))
+    twins = [make(times, LOAD, seed=1) for make in (Twin, PlainTwin)]
+    for bound in (chained, further) * 3:
+        for made in twins:
+            made.deploy(bound)
+        reference, compiled = (made.run(0.0053) for made in twins)
+        assert reference == compiled and reference.completed > 0
+
+
 def test_other_models_than_at_first_are_refused() -> None:
     one = twin()
     one.deploy(chains(3, 2))
