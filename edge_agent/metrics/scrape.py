@@ -88,7 +88,7 @@ TRYING: Final = MetricSpec("stageloom_trial_running", _gauge, "1 while a plan is
 VERDICTS: Final = MetricSpec(
     "stageloom_trial_verdicts_total",
     _counter,
-    "How plans ended, those that ran without a trial too: commit, reject, no_gain, refused, abandoned or idle.",
+    "How plans ended, with a trial or without: commit, reject, no_gain, refused, abandoned or idle.",
     ("verdict",),
 )
 ALARMS: Final = MetricSpec("stageloom_alarms_total", _counter, "Alarms, after which another plan is wanted.")
