@@ -141,10 +141,11 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], raw: bytes | msg
             f"input {name[:64]!r} has {len(numbers)} elements, {count_of(shape)} expected for {list(shape)}"
         )
     if dtype.kind == "f":
-        wide: Array = np.array(numbers, np.float64)
-        if len(numbers) and np.abs(wide).max() > np.finfo(dtype).max:
+        with np.errstate(over="ignore"):  # the largest, written shortest, may lie above itself: 3.4028235e38
+            narrow: Array = np.array(numbers, np.float64).astype(dtype)
+        if np.isinf(narrow).any():
             raise InputError(f"data of input {name[:64]!r} goes beyond {datatype}")
-        return wide.astype(dtype).reshape(shape)
+        return narrow.reshape(shape)
     check_integers(name, datatype, numbers)
     return np.array(numbers, dtype).reshape(shape)
 

@@ -18,6 +18,7 @@ from stageloom.edge_agent.serving.request import InferenceCall, check_integers
 from stageloom.shared.errors import InputError, StageloomError
 
 BODY = np.arange(4, dtype=np.float32).tobytes()
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def _request(**changes: Any) -> dict[str, Any]:
@@ -114,6 +115,7 @@ def test_timeout_is_in_microseconds_and_priority_one_is_the_highest() -> None:
     ("datatype", "text", "expected"),
     [
         ("FP32", "[1, 2.5, -0.0, 1e-50]", [1.0, 2.5, -0.0, 0.0]),
+        ("FP32", "[3.4028235e38, -3.4028235e38, 3.4028235677e38, 0]", [_LARGEST, -_LARGEST, _LARGEST, 0.0]),
         ("FP32", "[[1, 2], [3, 4]]", [1.0, 2.0, 3.0, 4.0]),
         ("FP64", "[1e308, -1e308, 5e-324, 0]", [1e308, -1e308, 5e-324, 0.0]),
         ("INT64", "[9223372036854775807, -9223372036854775808, 0, 1]", [2**63 - 1, -(2**63), 0, 1]),
@@ -134,6 +136,7 @@ def test_json_numbers_are_taken_exactly(datatype: str, text: str, expected: list
         ("FP32", "[1, 2, 3]"),
         ("FP32", "[1, 2, 3, 4, 5]"),
         ("FP32", "[3.5e38, 0, 0, 0]"),
+        ("FP32", "[0, 0, 0, -3.4028236e38]"),
         ("FP32", "[1e999, 0, 0, 0]"),
         ("FP32", "[NaN, 0, 0, 0]"),
         ("FP32", '["1", 0, 0, 0]'),
