@@ -286,9 +286,11 @@ class GrpcServer:
                     left.cancel()  # what runs already ends with the call
 
     def _begin_stream(self, context: Any) -> None:
+        began_s = time.monotonic()
         try:
             self._check_token(context)
         except InferenceFailure as failure:
+            self._count("ModelStreamInfer", failure.kind.code, began_s)
             context.abort(getattr(grpc.StatusCode, failure.kind.code), str(failure))
 
     def _begin_streamed(self, asked: Any, context: Any, tasks: "_OpenTasks") -> "Future[Any]":

@@ -6,7 +6,7 @@ import queue
 import socket
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -86,9 +86,11 @@ def service() -> _HeldService:
 
 
 @contextlib.contextmanager
-def _served(service: _HeldService, host: str) -> Iterator[int]:
+def _served(
+    service: _HeldService, host: str, tokens: Set[str] = frozenset(), counters: RequestCounters | None = None
+) -> Iterator[int]:
     verbs: Any = SimpleNamespace(service=service, region_status=lambda name: {})
-    server = GrpcServer(verbs, frozenset(), address_text(host, 0), 1 << 20, service.waiting, None)
+    server = GrpcServer(verbs, tokens, address_text(host, 0), 1 << 20, service.waiting, None, counters)
     yield server.start()
     server.stop()
 
@@ -249,6 +251,20 @@ def test_a_request_of_a_stream_is_timed_from_when_it_was_received(
     assert (counted.method, counted.statuses) == ("ModelStreamInfer", {"OK": 1})
     assert counted.seconds.sum_s == 3.0
     assert service.began_s == 10.0, "its timeout counts from there, too"
+
+
+def test_calls_without_a_token_are_counted_as_refused_be_they_streams_or_not(service: _HeldService) -> None:
+    counters = RequestCounters()
+    with (
+        _served(service, "127.0.0.1", {"secret"}, counters) as port,
+        grpc.insecure_channel(f"127.0.0.1:{port}") as connected,
+    ):
+        with pytest.raises(grpc.RpcError, match="token"):
+            _unary(connected)(_asked("free"), timeout=WAIT_S)
+        with pytest.raises(grpc.RpcError, match="token"):
+            list(_stream(connected, iter([_asked("free")])))
+    statuses = {one.method: one.statuses for one in counters._methods.values()}
+    assert statuses == {method: {"UNAUTHENTICATED": 1} for method in ("ModelInfer", "ModelStreamInfer")}
 
 
 def _ask_for_regions(address: str) -> None:
