@@ -44,6 +44,7 @@ _KNOWN_S: Final = 1.0
 
 _TEXT_BYTES: Final = 32  # of a number in JSON, at most where nobody pads it
 _HEADER_BYTES: Final = 64 << 10
+_STANDS_FOR: Final = {"bfloat16": "uint16"}  # in views, where numpy has no such type when they are made
 
 
 class InferenceService:
@@ -350,11 +351,18 @@ def _deliver(wanted: Sequence[tuple[WantedOutput, Any]], part: int, outputs: Out
     """Write one task's outputs where they are wanted, or copy them; in the thread that reads replies.
 
     Raises:
+        TaskRefused: the outputs are not those that the model was said to have (code `signature_changed`).
         InputError: an output of open dimensions does not fit into its region.
     """
     made: list[_Delivered] = []
-    for one, _ in wanted:
-        view = outputs[one.name]
+    for one, info in wanted:
+        view = outputs.get(one.name)
+        if view is None or view.dtype.name not in (info.dtype, _STANDS_FOR.get(info.dtype)):
+            raise TaskRefused(
+                "signature_changed",
+                f"a new plan no longer gives output {one.name!r} as {PROTOCOL_NAMES[info.dtype]}",
+                remedy="ask for the model's metadata and send the request again",
+            )
         if one.region is None:
             made.append(_Delivered(view.shape, view.tobytes()))
             continue

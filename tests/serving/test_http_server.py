@@ -20,6 +20,7 @@ from uvicorn.server import ServerState
 from stageloom.edge_agent.ingest.messages import ModelSignature, TensorInfo
 from stageloom.edge_agent.serving import http_api, http_server, inference, json_form
 from stageloom.edge_agent.serving.body import WaitingBytes, compressed, encoding_for
+from stageloom.edge_agent.serving.datatypes import PROTOCOL_NAMES
 from stageloom.edge_agent.serving.http_api import HttpApi
 from stageloom.edge_agent.serving.http_server import HttpServer, listen_on
 from stageloom.edge_agent.serving.inference import InferenceService
@@ -64,8 +65,11 @@ class _PlayedClient:
         if model == "held":
             self.held.put_nowait(task)
         else:
-            shape = self.models()[model].outputs[0].shape
-            task.set_result(deliver({"y": np.ones(shape, np.float32)}))
+            outputs = self.models()[model].outputs
+            try:
+                task.set_result(deliver({one.name: np.ones(one.shape, one.dtype) for one in outputs}))
+            except Exception as error:  # as the client does
+                task.set_exception(error)
         return task
 
 
@@ -236,6 +240,28 @@ def test_a_request_whose_client_goes_cancels_its_tasks_and_is_no_success(
 
     _serve(talk, monkeypatch)
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "newer", [TensorInfo("y", "int32", (1, 4)), TensorInfo("z", "float32", (1, 4))], ids=["type", "name"]
+)
+def test_an_answer_is_of_the_outputs_that_its_model_has_since_a_moment(
+    newer: TensorInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A model is known. 2. A plan changes its output. 3. A request comes before it is asked for."""
+    monkeypatch.setattr(inference, "_KNOWN_S", WAIT_S)
+
+    async def talk(served: _Served) -> None:
+        await _ask(served, _request("small", False))
+        changed = {"small": ModelSignature("small", _model("small", 4).inputs, (newer,))}
+        monkeypatch.setattr(served.client, "models", lambda: changed)
+        head, body = await _ask(served, _request("small", False))
+        assert head.startswith(b"http/1.1 200 ")
+        (made,) = json.loads(body)["outputs"]
+        datatype = PROTOCOL_NAMES[newer.dtype]
+        assert made == {"name": newer.name, "datatype": datatype, "shape": [1, 4], "data": [1] * 4}
+
+    _serve(talk, monkeypatch)
 
 
 def test_a_client_that_does_not_read_its_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
