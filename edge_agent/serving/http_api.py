@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from stageloom.edge_agent.serving.access import check_account, check_token
 from stageloom.edge_agent.serving.body import ReceivedBody, WaitingBytes, compressed, encoding_for
 from stageloom.edge_agent.serving.failures import FailureKind, InferenceFailure, failure_of
-from stageloom.edge_agent.serving.json_form import parse_request, render_answer
+from stageloom.edge_agent.serving.json_form import parse_request, raw_call, render_answer
 from stageloom.edge_agent.serving.models import server_metadata
 from stageloom.edge_agent.serving.regions import MemoryRegion
 from stageloom.edge_agent.serving.request import InferenceAnswer
@@ -207,7 +207,9 @@ class HttpApi:
 
         with ReceivedBody(self._waiting) as received:
             body = await received.receive(request, most)
-            if (len(body) if header_length is None else header_length) > _LONG_JSON:
+            if header_length == 0:
+                call = raw_call(model, version, body)
+            elif (len(body) if header_length is None else header_length) > _LONG_JSON:
                 call = await asyncio.to_thread(parse_request, name, version, body, header_length, find)
             else:
                 call = parse_request(name, version, body, header_length, find)

@@ -1,5 +1,7 @@
 """Requests and answers over HTTP: JSON, with the elements of tensors in it or after it (binary data).
 
+A request may also be the elements of a model's one input and nothing else.
+
 A number in JSON is taken only where the tensor's type holds it: no fraction for an integer, nothing beyond
 the type's range. JSON has no NaN and no infinity; outputs that hold one are given as binary data alone.
 """
@@ -11,8 +13,11 @@ import numpy as np
 from msgspec import Struct
 
 from stageloom.edge_agent.ingest.client_memory import Array, TaskInput
-from stageloom.edge_agent.serving.datatypes import BINARY_ONLY, numpy_type
+from stageloom.edge_agent.ingest.messages import ModelSignature
+from stageloom.edge_agent.ingest.signature import tensor_bytes
+from stageloom.edge_agent.serving.datatypes import BINARY_ONLY, PROTOCOL_NAMES, numpy_type
 from stageloom.edge_agent.serving.failures import FailureKind, InferenceFailure
+from stageloom.edge_agent.serving.models import open_as_minus_1
 from stageloom.edge_agent.serving.request import (
     FindRegion,
     GivenInput,
@@ -96,6 +101,28 @@ def parse_request(
     if asked.outputs:
         outputs = tuple(wanted_output(one.name, one.parameters, binary, find) for one in asked.outputs)
     return InferenceCall(model, version, asked.id, tuple(inputs), outputs, binary, deadline_s, priority)
+
+
+def raw_call(model: ModelSignature, version: str, body: memoryview) -> InferenceCall:
+    """The request of a body that is the elements of the model's one input, for all outputs as binary data.
+
+    Raises:
+        InputError: the model has several inputs, or a shape that does not follow from the number of bytes.
+    """
+    shapes = [open_as_minus_1(info) for info in model.inputs]
+    if len(shapes) != 1 or shapes[0].count(-1) > 1:
+        raise InputError(
+            "a body without JSON is for one input with at most one open dimension; "
+            f"model {model.name!r} takes {str(shapes)[:128]}",
+            remedy="send JSON before the elements, and its length as Inference-Header-Content-Length",
+        )
+    (info,), (shape,) = model.inputs, shapes
+    if -1 in shape:
+        shape[shape.index(-1)] = len(body) // -tensor_bytes(info.dtype, shape)
+    datatype = PROTOCOL_NAMES[info.dtype]
+    elements = from_bytes(info.name, datatype, tuple(shape), body)
+    given = GivenInput(info.name, datatype, tuple(shape), elements)
+    return InferenceCall(model.name, version, "", (given,), None, True, None, 0)
 
 
 def _elements(

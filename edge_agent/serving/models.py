@@ -71,7 +71,7 @@ def model_metadata(model: ModelSignature) -> dict[str, Any]:
     batches = takes_batches(model)
 
     def tensor(info: TensorInfo) -> dict[str, Any]:
-        shape = [-1, *_open_as_minus_1(info)[1:]] if batches else _open_as_minus_1(info)
+        shape = [-1, *open_as_minus_1(info)[1:]] if batches else open_as_minus_1(info)
         return {"name": info.name, "datatype": PROTOCOL_NAMES[info.dtype], "shape": shape}
 
     return {
@@ -88,7 +88,7 @@ def model_config(model: ModelSignature, most_rows: int) -> dict[str, Any]:
     batches = takes_batches(model)
 
     def tensor(info: TensorInfo) -> dict[str, Any]:
-        dims = _open_as_minus_1(info)[1:] if batches else _open_as_minus_1(info)
+        dims = open_as_minus_1(info)[1:] if batches else open_as_minus_1(info)
         return {"name": info.name, "data_type": f"TYPE_{PROTOCOL_NAMES[info.dtype]}", "dims": dims}
 
     return {
@@ -102,6 +102,7 @@ def model_config(model: ModelSignature, most_rows: int) -> dict[str, Any]:
     }
 
 
-def _open_as_minus_1(info: TensorInfo) -> list[int]:
+def open_as_minus_1(info: TensorInfo) -> list[int]:
+    """A tensor's dimensions, -1 for those that are open."""
     bounds = zip(info.shape if info.smallest is None else info.smallest, info.shape, strict=True)
     return [high if low == high else -1 for low, high in bounds]

@@ -113,6 +113,10 @@ def _serve(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
 def _request(model: str, binary: bool, headers: str = "") -> bytes:
     tensor = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1.0]}
     body = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": binary}}).encode()
+    return _post(model, body, headers)
+
+
+def _post(model: str, body: bytes, headers: str) -> bytes:
     head = (
         f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: a\r\n{headers}Content-Length: {len(body)}\r\n\r\n"
     )
@@ -169,6 +173,18 @@ def test_large_answers_are_written_in_json_and_compressed_by_a_thread(
     _serve(talk, monkeypatch)
     assert [thread is threading.main_thread() for thread in threads] == [on_loop] * len(threads)
     assert len(threads) == 1 + ("gzip\r" in headers)
+
+
+def test_a_body_without_json_is_answered_with_all_outputs_as_binary_data(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def talk(served: _Served) -> None:
+        given = np.ones((1, 1), np.float32).tobytes()
+        head, body = await _ask(served, _post("small", given, "Inference-Header-Content-Length: 0\r\n"))
+        assert head.startswith(b"http/1.1 200 ")
+        assert body.endswith(b"}]}" + np.ones(4, np.float32).tobytes())
+
+    _serve(talk, monkeypatch)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stageloom.edge_agent.ingest.messages import ModelSignature, TensorInfo
 from stageloom.edge_agent.serving.datatypes import NUMPY_NAMES
 from stageloom.edge_agent.serving.grpc_form import parse_call
-from stageloom.edge_agent.serving.json_form import from_json, parse_request
+from stageloom.edge_agent.serving.json_form import from_json, parse_request, raw_call
 from stageloom.edge_agent.serving.protocol import message
 from stageloom.edge_agent.serving.regions import MemoryRegion, RegionTable
 from stageloom.edge_agent.serving.request import InferenceCall, check_integers
@@ -97,6 +98,37 @@ def test_tensors_that_do_not_fit_their_bytes_are_refused(
 def test_headers_that_are_no_request_are_refused(header: bytes, length: int | None, message: str) -> None:
     with pytest.raises(StageloomError, match=message):
         _parse(header, b"", length)
+
+
+PINNED = TensorInfo("x", "float32", (1, 4))
+
+
+def _raw(*inputs: TensorInfo) -> InferenceCall:
+    return raw_call(ModelSignature("m", inputs, (PINNED,)), "2", memoryview(BODY))
+
+
+@pytest.mark.parametrize("info", [PINNED, TensorInfo("x", "float32", (1, 9), (1, 2))])
+def test_a_body_without_json_is_the_one_input_in_the_shape_that_its_bytes_leave(info: TensorInfo) -> None:
+    call = _raw(info)
+    (given_input,) = call.inputs
+    assert (given_input.name, given_input.datatype, given_input.shape) == ("x", "FP32", (1, 4))
+    assert np.array_equal(np.asarray(given_input.elements), [[0, 1, 2, 3]])
+    assert (call.model, call.version, call.outputs, call.binary) == ("m", "2", None, True)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ([], r"takes \[\]; send JSON before"),
+        ([PINNED, PINNED], r"takes \[\[1, 4\], \[1, 4\]\]; send JSON before"),
+        ([TensorInfo("x", "float32", (2, 4), (1, 2))], r"takes \[\[-1, -1\]\]; send JSON before"),
+        ([TensorInfo("x", "float32", (1, 5))], r"has 16 bytes, 20 expected for FP32 \[1, 5\]"),
+        ([TensorInfo("x", "float32", (9, 3), (1, 3))], r"has 16 bytes, 12 expected for FP32 \[1, 3\]"),
+    ],
+)
+def test_a_body_without_json_that_says_no_shape_is_refused(inputs: list[TensorInfo], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        _raw(*inputs)
 
 
 def test_timeout_is_in_microseconds_and_priority_one_is_the_highest() -> None:
