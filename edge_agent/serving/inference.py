@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -39,8 +39,15 @@ from stageloom.shared.errors import (
     UnavailableError,
 )
 
+_Submit: TypeAlias = Callable[[int], TaskFuture]
+Submitted: TypeAlias = Callable[[Sequence[TaskFuture]], None]
+"""Is told a request's tasks, at once or round by round."""
+
 _KNOWN_S: Final = 1.0
 """For so long the models of the active plan are not asked for again."""
+
+_NO_ROOM: Final = frozenset({"queue_full", "arena_full", "too_many_tasks"})
+"""Codes of refusals that may not come again once tasks have ended."""
 
 _TEXT_BYTES: Final = 32  # of a number in JSON, at most where nobody pads it
 _HEADER_BYTES: Final = 64 << 10
@@ -157,7 +164,7 @@ class InferenceService:
         self,
         call: InferenceCall,
         began_s: float,
-        submitted: "Callable[[Sequence[TaskFuture]], None]" = lambda futures: None,
+        submitted: Submitted = lambda futures: None,
     ) -> InferenceAnswer:
         """Run the request, which came at `began_s` (CLOCK_MONOTONIC); `submitted` is told its tasks.
 
@@ -201,20 +208,14 @@ class InferenceService:
         model: ModelSignature,
         call: InferenceCall,
         began_s: float,
-        submitted: "Callable[[Sequence[TaskFuture]], None]",
+        submitted: Submitted,
     ) -> InferenceAnswer:
         parts = check_inputs(model, call, self.most_rows)
         wanted = _wanted(model, call, parts)
-        futures: list[TaskFuture] = []
-        try:
-            for part in range(parts):  # one by one: those that were submitted are cancelled on an error
-                futures.append(self._submit(model, call, part, parts, wanted, began_s))  # noqa: PERF401
-            submitted(futures)
-            results = await self._waiting.results(futures)
-        except BaseException:
-            for future in futures:
-                future.cancel()
-            raise
+        tasks = await self._completed(
+            parts, partial(self._submit, model, call, parts, wanted, began_s), submitted
+        )
+        results = [task.result() for task in tasks]
         outputs = [
             MadeOutput(
                 one,
@@ -225,17 +226,53 @@ class InferenceService:
             for index, (one, info) in enumerate(wanted)
         ]
         rows = parts * (model.inputs[0].shape[0] if model.batchable else 1)
-        self.statistics.succeeded(call.model, model.version, rows, futures, began_s, time.monotonic())
+        self.statistics.succeeded(call.model, model.version, rows, tasks, began_s, time.monotonic())
         return InferenceAnswer(call, model.version, outputs)
+
+    async def _completed(self, parts: int, submit: _Submit, submitted: Submitted) -> list[TaskFuture]:
+        """The tasks of all parts, in rounds where there is no room for all at once.
+
+        No round is larger than what the one before found room for: where the queue drops others for a new
+        task, the parts would drop each other.
+        """
+        completed: dict[int, TaskFuture] = {}
+        most = parts
+        while len(completed) < parts:
+            left = [part for part in range(parts) if part not in completed]
+            found = await self._round(left[:most], submit, submitted)
+            completed |= found
+            most = len(found)
+        return [completed[part] for part in range(parts)]
+
+    async def _round(self, parts: list[int], submit: _Submit, submitted: Submitted) -> dict[int, TaskFuture]:
+        """Run these parts; by part the tasks of those that found room, one at least: they have completed."""
+        tasks: dict[int, TaskFuture] = {}
+        try:
+            _begin(parts, submit, tasks)
+            submitted(list(tasks.values()))
+            while True:
+                try:
+                    await self._waiting.results(list(tasks.values()))
+                    return tasks
+                except TaskRefused:
+                    refused = [part for part, task in tasks.items() if _found_no_room(task)]
+                    if len(refused) in (0, len(tasks)):
+                        raise
+                for part in refused:
+                    del tasks[part]
+        except BaseException:
+            for task in tasks.values():
+                task.cancel()
+            raise
 
     def _submit(
         self,
         model: ModelSignature,
         call: InferenceCall,
-        part: int,
         parts: int,
         wanted: Sequence[tuple[WantedOutput, Any]],
         began_s: float,
+        part: int,
     ) -> TaskFuture:
         deadline_s = call.deadline_s
         if deadline_s is not None:
@@ -282,6 +319,21 @@ def check_inputs(model: ModelSignature, call: InferenceCall, most_rows: int) -> 
         more = f" or up to {most_rows} times as many rows" if model.batchable else ""
         raise InputError(f"model '{model.name}' takes {shapes}{more}, not {got}")
     return number
+
+
+def _begin(parts: Sequence[int], submit: _Submit, tasks: dict[int, TaskFuture]) -> None:
+    """Submit parts into `tasks` one after the other, up to the first that does not fit beside them."""
+    try:
+        for part in parts:
+            tasks[part] = submit(part)
+    except TaskRefused as error:
+        if error.code not in _NO_ROOM or not tasks:
+            raise
+
+
+def _found_no_room(task: TaskFuture) -> bool:
+    error = task.exception() if task.done() else None
+    return isinstance(error, TaskRefused) and error.code in _NO_ROOM
 
 
 def _parts_or_refusal(model: ModelSignature, call: InferenceCall, most_rows: int) -> int | InputError:
