@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import and_, exists, func, select, update
+from sqlalchemy import Select, and_, exists, func, select, update
 from sqlalchemy.orm import Session, aliased
 
 from stageloom.planner.rollout.machine import LIVE, Rollout, RolloutDevice, RolloutStep, next_step
@@ -41,6 +41,21 @@ GIVEN_ANOTHER: Final = "it was given another plan meanwhile"
 _ENDED: Final = {state.value for state in ENDS}
 _KEPT: Final = aliased(GenerationRow)
 _ROWS: Final = 256  # devices a statement
+
+_SAID: Final = select(func.min(PlanRow.name)).where(PlanRow.digest == ReportedRow.active).scalar_subquery()
+"""The plan that a device says it runs."""
+
+_KEPT_LAST: Final = (
+    select(_KEPT.plan)
+    .where(
+        _KEPT.device == RolloutDeviceRow.device,
+        _KEPT.plan.is_not(None),
+        _KEPT.state == DeviceState.COMMITTED.value,
+    )
+    .order_by(_KEPT.position.desc())
+    .limit(1)
+    .scalar_subquery()
+)
 
 _CHANGED: Final = """
 WITH given (named, whose, now_is, why, in_epoch, in_generation, at_us) AS (VALUES {rows})
@@ -91,12 +106,14 @@ class MemberChange(NamedTuple):
 class RolloutMembers:
     """The devices of a rollout as rows, and what is desired of those that matter now.
 
-    `base`: the plan that gets the version, which is the desired one unless the device does not keep that.
+    `base`: the plan that gets the version, which is the desired one unless the device does not keep that:
+    then it is what the device `runs` instead, where that is known.
     """
 
     rows: dict[DeviceId, Any]
     desired: dict[DeviceId, tuple[tuple[int, int], str | None]]
     base: dict[DeviceId, str | None]
+    runs: Collection[DeviceId]
     holds: dict[str, bool] = field(default_factory=dict)  # by plan: whether it has the rollout's artifact
 
 
@@ -172,8 +189,8 @@ def members_of(session: Session, row: RolloutRow) -> RolloutMembers:
         device: ((one.desired_epoch or 0, one.desired_generation or 0), one.desired_plan)
         for device, one in rows.items()
     }
-    base = {device: plan for device, (_, plan) in desired.items()}
-    return RolloutMembers(rows, desired, base | _plans_that_run(session, row))
+    base, runs = {device: plan for device, (_, plan) in desired.items()}, _plans_that_run(session, row)
+    return RolloutMembers(rows, desired, base | runs, runs.keys())
 
 
 def _plans_that_run(session: Session, row: RolloutRow) -> dict[DeviceId, str]:
@@ -182,23 +199,6 @@ def _plans_that_run(session: Session, row: RolloutRow) -> dict[DeviceId, str]:
     Such a plan was refused, or a re-plan has it tried and it may be yet: with another version of a model it
     would run without a trial. What runs is what the device says, else what it kept last.
     """
-    said = select(func.min(PlanRow.name)).where(PlanRow.digest == ReportedRow.active).scalar_subquery()
-    kept = (
-        select(_KEPT.plan)
-        .where(
-            _KEPT.device == RolloutDeviceRow.device,
-            _KEPT.plan.is_not(None),
-            _KEPT.state == DeviceState.COMMITTED.value,
-        )
-        .order_by(_KEPT.position.desc())
-        .limit(1)
-        .scalar_subquery()
-    )
-    newest = (
-        (GenerationRow.device == DesiredRow.device)
-        & (GenerationRow.epoch == DesiredRow.epoch)
-        & (GenerationRow.generation == DesiredRow.generation)
-    )
     is_tried = exists().where(
         ReplanRow.device == DesiredRow.device,
         ReplanRow.epoch == DesiredRow.epoch,
@@ -206,18 +206,29 @@ def _plans_that_run(session: Session, row: RolloutRow) -> dict[DeviceId, str]:
         IS_PENDING,
     )
     rows = session.execute(
-        select(RolloutDeviceRow.device, func.coalesce(said, kept))
-        .join(DesiredRow, DesiredRow.device == RolloutDeviceRow.device)
-        .join(GenerationRow, newest)
-        .outerjoin(ReportedRow, ReportedRow.device == RolloutDeviceRow.device)
-        .where(
-            RolloutDeviceRow.rollout == row.name,
+        _with_newest(row, func.coalesce(_SAID, _KEPT_LAST)).where(
             RolloutDeviceRow.state == AskState.WAITING.value,
             RolloutDeviceRow.wave <= row.wave + 1,
             GenerationRow.state.in_(REFUSED) | is_tried,
         )
     )
     return {DeviceId(device): plan for device, plan in rows if plan is not None}
+
+
+def _with_newest(row: RolloutRow, *columns: Any) -> Select[Any]:
+    """Devices of a rollout with these columns: of what is desired of them, how far it is, what they say."""
+    newest = (
+        (GenerationRow.device == DesiredRow.device)
+        & (GenerationRow.epoch == DesiredRow.epoch)
+        & (GenerationRow.generation == DesiredRow.generation)
+    )
+    return (
+        select(RolloutDeviceRow.device, *columns)
+        .join(DesiredRow, DesiredRow.device == RolloutDeviceRow.device)
+        .join(GenerationRow, newest)
+        .outerjoin(ReportedRow, ReportedRow.device == RolloutDeviceRow.device)
+        .where(RolloutDeviceRow.rollout == row.name)
+    )
 
 
 def _rollout(row: RolloutRow, members: RolloutMembers, states: Mapping[DeviceId, AskState]) -> Rollout:
@@ -322,13 +333,16 @@ def apply_changes(
 def _give_back(
     session: Session, row: RolloutRow, devices: Sequence[DeviceId], members: RolloutMembers
 ) -> tuple[tuple[DeviceId, Desired], ...]:
-    """Push the old plans to devices of which a plan with the rollout's artifact is desired."""
+    """Push the old plans to devices of which a plan with the rollout's artifact is desired.
+
+    One whose old plan is the new one has nothing to go back to.
+    """
     learn_plans(session, row, members, [members.desired[device][1] for device in devices])
     pushes = [
         Push(device=device, plan=old, decided_by=DECIDED_BY)
         for device in devices
         for old in [members.rows[device].old_plan]
-        if old is not None and members.holds.get(members.desired[device][1] or "", False)
+        if old != members.rows[device].new_plan and members.holds.get(members.desired[device][1] or "", False)
     ]
     results = push_all(session, pushes)
     return tuple(
@@ -349,8 +363,8 @@ def ask_devices(
 ) -> tuple[tuple[DeviceId, Desired], ...]:
     """Push plans to devices of a rollout's wave, those that nothing happened to since `rollout_turn`.
 
-    Each ask comes with the name of the plan that has the version. A device whose plan is that one has the
-    version already.
+    Each ask comes with the name of the plan that has the version. A device whose plan is that one is pushed
+    nothing: it has the version, or is at it, or has refused it.
     """
     row = session.get(RolloutRow, name)
     if row is None or row.state != RolloutState.RUNNING.value:
@@ -367,20 +381,40 @@ def ask_devices(
         Push(device=ask.device, plan=plan, decided_by=DECIDED_BY) for ask, plan in wanted if plan != ask.plan
     ]
     results = dict(zip((one.device for one in pushes), push_all(session, pushes), strict=True))
+    had = [ask.device for ask, plan in wanted if plan == ask.plan and ask.device not in members.runs]
+    not_kept = _not_kept(session, row, had)
     at_us = now_us(session)
     updates = []
     for ask, plan in wanted:
         result = results.get(ask.device)
-        state, reason, number = AskState.ASKED, "", (0, 0)
+        state, reason, number, old = AskState.ASKED, "", ask.above, ask.plan
         if result is None:
-            state, reason = AskState.DONE, "it had the version already"
+            had_it = (AskState.DONE, "it had the version already", old)
+            state, reason, old = not_kept.get(ask.device, had_it)
         elif isinstance(result, InputError):
-            state, reason = AskState.FAILED, bounded(str(result))
+            state, reason = AskState.FAILED, str(result)
         else:
             number = (result.epoch, result.generation)
-        updates.append((name, ask.device, state.value, reason, *number, at_us, ask.plan, plan))
+        updates.append((name, ask.device, state.value, bounded(reason), *number, at_us, old, plan))
     run_on_rows(session.connection(), _ASKED, updates)
     return tuple((device, result) for device, result in results.items() if isinstance(result, Desired))
+
+
+def _not_kept(
+    session: Session, row: RolloutRow, devices: Sequence[DeviceId]
+) -> dict[DeviceId, tuple[AskState, str, str]]:
+    """Of devices of which the version is desired, those that did not keep that plan (yet): what they are
+    then, why, and the plan before."""
+    # Under probation a device says that it runs the plan that it may yet refuse.
+    before = func.coalesce(func.nullif(_SAID, DesiredRow.plan), _KEPT_LAST, DesiredRow.plan)
+    wanted = _with_newest(row, GenerationRow.state, GenerationRow.reason, before)
+    wanted = wanted.where(GenerationRow.state != DeviceState.COMMITTED.value)
+    found: dict[DeviceId, tuple[AskState, str, str]] = {}
+    for some in in_chunks(devices):
+        for device, state, reason, old in session.execute(wanted.where(RolloutDeviceRow.device.in_(some))):
+            refused = (AskState.FAILED, f"{state}: {reason}", old)
+            found[DeviceId(device)] = refused if state in REFUSED else (AskState.ASKED, "", old)
+    return found
 
 
 def fail_devices(session: Session, name: str, devices: Sequence[DeviceId], reason: str) -> None:

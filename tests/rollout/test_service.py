@@ -38,6 +38,7 @@ from stageloom.planner.store.trusted_time import advance_clock
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.errors import InputError, PlanError, UnavailableError
+from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.control import Alarm, DeviceState, LocalPlan
 from stageloom.shared.plan import ExecutorOptions, ModelPlan, Plan, decode_plan
 from stageloom.shared.schedule import Stage, StageSchedule
@@ -45,7 +46,7 @@ from stageloom.shared.search.arrangements import Arrangement, arranged_plan
 from stageloom.shared.search.compose import ModelChoice, compose
 from tests.planner.processes import until
 from tests.rollout.fleet import Fleet, add_version
-from tests.store.helpers import chain, small_plan
+from tests.store.helpers import chain, enrol, small_plan
 
 pytestmark = pytest.mark.more
 
@@ -555,6 +556,56 @@ def test_a_device_that_has_the_version_is_done_at_once(rig: Rig) -> None:
         "r": (RolloutState.COMPLETED, 6),
         "again": (RolloutState.COMPLETED, 6),
     }
+
+
+def push_canary(rig: Rig, device: DeviceId, state: DeviceState, *, says: bool = False) -> None:
+    """An operator pushes a plan with version 2 of which the device says how far it is, and that it runs."""
+    first = decode_plan(rig.store.read(plan_info, "first").wire)
+    plan = replace(first, models=tuple(replace(one, artifact=rig.new) for one in first.models))
+    rig.store.write(add_plan, "canary", plan, "sequential")
+    rig.store.write(push, Push(device=device, plan="canary", decided_by="operator"))
+    rig.fleet.report([device], state, "slow", active=plan.digest if says else None)
+
+
+@pytest.mark.parametrize("end", [DeviceState.COMMITTED, DeviceState.ROLLED_BACK])
+@pytest.mark.parametrize("state", [DeviceState.RECEIVED, DeviceState.TRIAL, DeviceState.PROBATION])
+def test_a_device_that_an_operator_gave_the_version_is_done_once_it_keeps_it_and_else_goes_back(
+    rig: Rig, state: DeviceState, end: DeviceState
+) -> None:
+    device = rig.fleet.names[0]
+    push_canary(rig, device, state, says=state is DeviceState.PROBATION)
+    pushed = rig.fleet.wanted(device)
+    rig.begin(waves="1,100%")
+    rig.turns()
+    assert (rig.states(), rig.fleet.wanted(device)) == ("awwwww", pushed)
+    rig.decide(0, state=end)
+    kept = end is DeviceState.COMMITTED
+    assert (rig.states(), rig.versions()) == (("daaaaa", "222222") if kept else ("fwwwww", "111111"))
+
+
+def test_a_device_that_refused_the_version_before_and_runs_nothing_that_is_known_counts_as_failed(
+    rig: Rig,
+) -> None:
+    device = enrol(rig.store, DeviceId("c00"), 99)
+    rig.fleet.up.add(device)
+    push_canary(rig, device, DeviceState.REJECTED)
+    rig.begin(waves="1,100%")
+    rig.turns()
+    assert (rig.info.state, rig.states(), rig.versions()) == (RolloutState.STOPPED, "fwwwwww", "111111")
+    assert rig.store.read(rollout_devices, "r")[0].reason == "rejected: slow"
+
+
+def test_a_device_that_kept_the_version_and_is_asked_for_a_measurement_is_not_given_it_again(
+    rig: Rig,
+) -> None:
+    device = rig.fleet.names[0]
+    push_canary(rig, device, DeviceState.COMMITTED)
+    rig.store.write(request_profile, device, ["relu"])
+    rig.begin(waves="1,100%")
+    rig.turns()
+    assert rig.states() == "awwwww"
+    _, changed = rig.store.write(abort_rollout, "r", rollback=True)
+    assert (changed, rig.versions()) == ((), "211111")
 
 
 def test_a_version_that_does_not_fit_the_plan_is_searched_and_others_do_not_wait(tmp_path: Path) -> None:
