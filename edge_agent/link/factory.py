@@ -104,7 +104,7 @@ def join_planner(config: AgentConfig, token: str, name: str | None) -> str:
     """Enrol this machine and write down where it belongs; returns its name in the fleet.
 
     The key pair is made once. A key that the planner has revoked is given up for a new one; that lies on disk
-    before it is sent, so that a join whose answer was lost can be repeated.
+    before it is sent, and is sent first from then on, so that a join whose answer was lost can be repeated.
 
     Raises:
         TokenError: the token is malformed, wrong, used or expired.
@@ -121,16 +121,18 @@ def join_planner(config: AgentConfig, token: str, name: str | None) -> str:
         raise StorageError(
             f"{home} cannot be made: {error.strerror}", remedy="choose another with STAGELOOM_AGENT_HOME"
         ) from error
-    if not (home / KEY_NAME).exists():
-        write_keys(home / KEY_NAME, new_keys())
+    own, following = home / KEY_NAME, home / NEXT_KEY_NAME
+    if not own.exists():
+        write_keys(own, new_keys())
     try:
-        membership = _enrol(parsed, device, read_keys(home / KEY_NAME))
+        # Where the planner has taken the following key, it would say of the other that the token was used.
+        membership = _enrol(parsed, device, read_keys(following if following.exists() else own))
     except KeyRevoked:
-        following = home / NEXT_KEY_NAME
         if not following.exists():
             write_keys(following, new_keys())
         membership = _enrol(parsed, device, read_keys(following))
-        following.replace(home / KEY_NAME)
+    if following.exists():
+        following.replace(own)
         sync_directory(home)
     save_membership(home / MEMBERSHIP_NAME, membership)
     return membership.device

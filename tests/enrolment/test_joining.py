@@ -3,17 +3,22 @@
 import os
 import signal
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from stageloom.edge_agent.config import AgentConfig
+from stageloom.edge_agent.link import factory
 from stageloom.edge_agent.link.connection import Membership, load_membership, new_keys, save_membership
 from stageloom.edge_agent.link.join import join
 from stageloom.planner.dispatch import events as ev
 from stageloom.planner.enrolment.service import certificate_digest
 from stageloom.planner.store.devices import add_token, enrol_device, revoke_device
+from stageloom.planner.store.store import Store
 from stageloom.shared.clock import ManualClock, SystemClock
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.errors import (
@@ -25,11 +30,11 @@ from stageloom.shared.errors import (
     UnavailableError,
 )
 from stageloom.shared.ids import DeviceId
-from stageloom.shared.keyfile import KeyPair
+from stageloom.shared.keyfile import KeyPair, read_keys
 from stageloom.shared.messages.base import RefusalCode, Refused
 from stageloom.shared.messages.enrol import EnrolReply
-from stageloom.shared.token import JoinToken
-from tests.enrolment.rig import enrolling
+from stageloom.shared.token import JoinToken, format_token
+from tests.enrolment.rig import EnrolmentRig, enrolling
 from tests.link.rig import Agent, wait_until
 from tests.store.migrated import new_store
 
@@ -81,6 +86,65 @@ def test_a_revoked_key_does_not_get_its_name_back_with_the_token_that_it_used(tm
             (replacement.public, False)
         ]
     store.close()
+
+
+class Camera:
+    """The agent of `camera-7` at a real store's planner."""
+
+    name = DeviceId("camera-7")
+
+    def __init__(self, folder: Path, rig: EnrolmentRig, store: Store) -> None:
+        self.home = folder / "agent"
+        self._rig, self._store = rig, store
+
+    def token(self, secret: bytes) -> str:
+        """A new token for this device."""
+        self._store.write(add_token, digest_bytes([secret]), self.name, 3600.0)
+        return format_token(self._rig.token(secret))
+
+    def join(self, token: str) -> None:
+        """Join; the key that the agent has then is the one that the planner lets in."""
+        assert factory.join_planner(AgentConfig(home=str(self.home)), token, self.name) == self.name
+        (one,) = self._rig.server.presence()
+        own = read_keys(self.home / factory.KEY_NAME).public
+        assert (one.member.public_key, one.member.revoked) == (own, False)
+        assert not (self.home / factory.NEXT_KEY_NAME).exists()
+
+    def join_unheard(self, token: str) -> None:
+        """The planner enrols a key, and its answer is lost."""
+        enrol = factory._enrol
+
+        def answer_lost(*asked: Any) -> Membership:
+            enrol(*asked)
+            raise UnavailableError("no answer")
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(factory, "_enrol", answer_lost)
+            with pytest.raises(UnavailableError, match="no answer"):
+                factory.join_planner(AgentConfig(home=str(self.home)), token, self.name)
+
+    def revoke(self) -> None:
+        """The planner takes the key away."""
+        self._store.write(revoke_device, self.name)
+        self._rig.server.post(ev.Revoked(self.name))
+
+
+@pytest.fixture
+def camera(tmp_path: Path) -> Iterator[Camera]:
+    """It joined, and its key was revoked."""
+    store = new_store(tmp_path / "planner")
+    with enrolling(tmp_path, enrol=lambda attempt: store.write(enrol_device, attempt)) as rig:
+        camera = Camera(tmp_path, rig, store)
+        camera.join(camera.token(b"1" * 16))
+        camera.revoke()
+        yield camera
+    store.close()
+
+
+def test_a_join_with_a_new_key_can_be_repeated_after_its_answer_was_lost(camera: Camera) -> None:
+    token = camera.token(b"2" * 16)
+    camera.join_unheard(token)
+    camera.join(token)
 
 
 @pytest.mark.promise("device-tells-secret-certificate")
