@@ -128,8 +128,8 @@ def join_planner(config: AgentConfig, token: str, name: str | None) -> str:
         # Where the planner has taken the following key, it would say of the other that the token was used.
         membership = _enrol(parsed, device, read_keys(following if following.exists() else own))
     except KeyRevoked:
-        if not following.exists():
-            write_keys(following, new_keys())
+        following.unlink(missing_ok=True)  # it is the one that was revoked
+        write_keys(following, new_keys())
         membership = _enrol(parsed, device, read_keys(following))
     if following.exists():
         following.replace(own)

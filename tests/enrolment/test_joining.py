@@ -147,6 +147,17 @@ def test_a_join_with_a_new_key_can_be_repeated_after_its_answer_was_lost(camera:
     camera.join(token)
 
 
+def test_a_device_joins_again_though_the_key_of_a_join_without_an_answer_was_revoked_too(
+    camera: Camera,
+) -> None:
+    token = camera.token(b"2" * 16)
+    camera.join_unheard(token)
+    camera.revoke()
+    with pytest.raises(TokenError, match="used by another device"):
+        camera.join(token)
+    camera.join(camera.token(b"3" * 16))
+
+
 @pytest.mark.promise("device-tells-secret-certificate")
 def test_another_certificate_is_named_with_its_remedy_and_is_not_told_the_secret(tmp_path: Path) -> None:
     with enrolling(tmp_path) as rig:
