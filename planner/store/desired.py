@@ -160,7 +160,8 @@ class Push:
 
     `plan` None keeps what runs and only numbers the change, such as a profile request. `activation` says
     whether the plan must win a trial on the device; `autonomy` None leaves it as it was. Generations rise by
-    one, over epochs too, and are above `above_generation`.
+    one, over epochs too, and are above `above_generation`. A revoked device takes what `even_revoked` desires
+    of it when it joins again.
     """
 
     device: DeviceId
@@ -171,6 +172,7 @@ class Push:
     above_generation: int = 0
     policy: str | None = None  # a checkpoint's digest; None leaves it as it was, empty takes it away
     compare_outputs: float | None = None  # within what the outputs of new versions are to agree; None: any
+    even_revoked: bool = False
 
 
 class _Level(NamedTuple):
@@ -200,7 +202,7 @@ def push(session: Session, request: Push) -> Desired:
     """Make a plan the device's next generation; returns what is desired now.
 
     Raises:
-        InputError: there is no such device or plan, or the device is revoked.
+        InputError: there is no such device or plan, or the device is revoked, without `even_revoked`.
     """
     (result,) = push_all(session, [request])
     if isinstance(result, InputError):
@@ -320,7 +322,7 @@ def _permitted(one: Push, known: dict[str, bool], cache: "_PlanCache") -> "_Plan
     """
     if one.device not in known:
         raise InputError(f"there is no device {one.device!r}", remedy="see `stageloom device list`")
-    if known[one.device]:
+    if known[one.device] and not one.even_revoked:
         raise InputError(f"device {one.device!r} is revoked", remedy="enrol it again with a new token")
     if one.plan is None:
         return None

@@ -339,7 +339,7 @@ def _give_back(
     """
     learn_plans(session, row, members, [members.desired[device][1] for device in devices])
     pushes = [
-        Push(device=device, plan=old, decided_by=DECIDED_BY)
+        Push(device=device, plan=old, decided_by=DECIDED_BY, even_revoked=True)
         for device in devices
         for old in [members.rows[device].old_plan]
         if old != members.rows[device].new_plan and members.holds.get(members.desired[device][1] or "", False)
@@ -348,7 +348,7 @@ def _give_back(
     return tuple(
         (one.device, result)
         for one, result in zip(pushes, results, strict=True)
-        if isinstance(result, Desired)  # a revoked device is given nothing any more
+        if isinstance(result, Desired)  # all but a device that has no generation left
     )
 
 

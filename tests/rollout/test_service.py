@@ -19,6 +19,7 @@ from stageloom.planner.schema.plan import ModelOptions
 from stageloom.planner.schema.rollout import AskState, RolloutCreateRequest, RolloutInfo, RolloutState
 from stageloom.planner.store import rollout_turns
 from stageloom.planner.store.desired import Push, adopt_plan, push
+from stageloom.planner.store.devices import revoke_device
 from stageloom.planner.store.labels import change_labels
 from stageloom.planner.store.plans import add_plan, plan_info
 from stageloom.planner.store.profiles import request_profile
@@ -168,6 +169,16 @@ def test_devices_that_are_undecided_when_it_stops_get_their_old_plan_back(rig: R
     rig.decide(1, state=DeviceState.REJECTED)
     assert (rig.states(), rig.versions()) == ("WfWwww", "111111")
     assert rig.store.read(rollout_devices, "r")[1].reason == "rejected: slow"
+
+
+def test_a_device_whose_key_is_revoked_meanwhile_gets_its_old_plan_back_when_it_joins_again(rig: Rig) -> None:
+    device = rig.fleet.names[1]
+    rig.begin(waves="50%,100%")
+    rig.turns()
+    rig.store.write(revoke_device, device)
+    rig.decide(0, state=DeviceState.REJECTED)
+    assert (rig.states(), rig.versions()) == ("fWWwww", "111111")
+    assert (device, rig.fleet.wanted(device).generation) in rig.fleet.told
 
 
 def test_a_device_that_is_away_is_asked_when_it_comes(rig: Rig) -> None:
