@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,10 @@ from stageloom.edge_agent.ingest.messages import ModelSignature, TensorInfo
 from stageloom.edge_agent.serving import inference
 from stageloom.edge_agent.serving.inference import InferenceService
 from stageloom.edge_agent.serving.request import GivenInput, InferenceAnswer, InferenceCall
-from stageloom.shared.errors import TaskCancelled, TaskRefused
+from stageloom.shared.errors import TaskRefused
+from tests.serving.played import PlayedTask
 
 ROWS = 5
-
-
-class _PlayedTask(Future[Any]):
-    queued_at_s = started_at_s = ended_at_s = 0.0
-
-    def cancel(self) -> bool:
-        if not self.done():
-            self.set_exception(TaskCancelled("the task was cancelled"))
-        return True
 
 
 class _NarrowClient:
@@ -32,15 +23,15 @@ class _NarrowClient:
 
     def __init__(self, room: int, code: str, rule: str) -> None:
         self.room, self.code, self.rule = room, code, rule
-        self.open: list[_PlayedTask] = []
+        self.open: list[PlayedTask] = []
         self.refused = 0
 
     def models(self) -> dict[str, ModelSignature]:
         ends = (TensorInfo("x", "float32", (1, 1)),), (TensorInfo("y", "float32", (1, 1)),)
         return {"double": ModelSignature("double", *ends, batchable=True)}
 
-    def submit(self, model: str, inputs: Any, *, deliver: Callable[[Any], Any], **_: Any) -> _PlayedTask:
-        task = _PlayedTask()
+    def submit(self, model: str, inputs: Any, *, deliver: Callable[[Any], Any], **_: Any) -> PlayedTask:
+        task = PlayedTask()
         self.open.append(task)
         if len(self.open) > self.room:
             self.refused += 1
@@ -51,7 +42,7 @@ class _NarrowClient:
         asyncio.get_running_loop().call_soon(self._end, task, deliver, 2 * inputs["x"])
         return task
 
-    def _end(self, task: _PlayedTask, deliver: Callable[[Any], Any], made: Any) -> None:
+    def _end(self, task: PlayedTask, deliver: Callable[[Any], Any], made: Any) -> None:
         if not task.done():
             self.open.remove(task)
             task.set_result(deliver({"y": made}))

@@ -28,6 +28,7 @@ from stageloom.edge_agent.serving.regions import RegionTable
 from stageloom.edge_agent.serving.request_counts import RequestCounters, decode_requests
 from stageloom.edge_agent.serving.verbs import Verbs
 from stageloom.shared.errors import TaskCancelled
+from tests.serving.played import PlayedTask
 
 WAIT_S = 20.0
 _COLUMNS = 1 << 16
@@ -39,29 +40,18 @@ def _model(name: str, columns: int) -> ModelSignature:
     )
 
 
-class _PlayedTask(Future[Any]):
-    """A task that its owner may cancel, as the client's."""
-
-    queued_at_s = started_at_s = ended_at_s = 0.0
-
-    def cancel(self) -> bool:
-        if not self.done():
-            self.set_exception(TaskCancelled("the task was cancelled"))
-        return True
-
-
 class _PlayedClient:
     """Tasks of the models `small` and `large` complete at once, those of `held` when they are cancelled."""
 
     def __init__(self) -> None:
-        self.held: asyncio.Queue[_PlayedTask] = asyncio.Queue()
+        self.held: asyncio.Queue[PlayedTask] = asyncio.Queue()
 
     def models(self) -> dict[str, ModelSignature]:
         columns = {"small": 4, "large": _COLUMNS, "held": 4}
         return {name: _model(name, count) for name, count in columns.items()}
 
-    def submit(self, model: str, inputs: Any, *, deliver: Callable[[Any], Any], **_: Any) -> _PlayedTask:
-        task = _PlayedTask()
+    def submit(self, model: str, inputs: Any, *, deliver: Callable[[Any], Any], **_: Any) -> PlayedTask:
+        task = PlayedTask()
         if model == "held":
             self.held.put_nowait(task)
         else:
