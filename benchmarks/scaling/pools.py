@@ -63,13 +63,15 @@ def cluster_pool(nodes: int) -> Iterator[SearchPool]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     address, state = f"127.0.0.1:{port}", tempfile.mkdtemp(prefix="ray")
-    words = [["--head", f"--port={port}", f"--temp-dir={state}"], *[[f"--address={address}"]] * (nodes - 1)]
+    head = ["--head", f"--port={port}", f"--temp-dir={state}", "--include-dashboard=false"]
+    words = [head, *[[f"--address={address}"]] * (nodes - 1)]
     started: list[subprocess.Popen[bytes]] = []
     try:
         for own in words:
             started.append(_node(own, state))
             _await(port)
         with ray_pool(nodes, address) as pool:
+            _await_nodes(pool, started)
             _await_kernels(pool)
             yield pool
     finally:
@@ -83,7 +85,7 @@ def cluster_pool(nodes: int) -> Iterator[SearchPool]:
 
 
 def _node(words: list[str], state: str) -> "subprocess.Popen[bytes]":
-    sizes = ("--num-cpus=1", "--include-dashboard=false", f"--object-store-memory={OBJECT_STORE_BYTES}")
+    sizes = ("--num-cpus=1", f"--object-store-memory={OBJECT_STORE_BYTES}")
     paths = os.pathsep.join((str(_ROOT), os.environ.get("PYTHONPATH", "")))
     return subprocess.Popen(
         [sys.executable, "-c", _RAY, "start", "--block", "--node-ip-address=127.0.0.1", *sizes, *words],
@@ -92,6 +94,23 @@ def _node(words: list[str], state: str) -> "subprocess.Popen[bytes]":
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
+
+
+def alive_nodes() -> int:
+    """On a node: how many nodes the cluster has."""
+    import ray
+
+    return sum(bool(node["Alive"]) for node in ray.nodes())
+
+
+def _await_nodes(pool: SearchPool, started: "list[subprocess.Popen[bytes]]") -> None:
+    until_s = time.monotonic() + _START_S
+    while (alive := pool.submit(alive_nodes).result()) < len(started):
+        ended = [node.returncode for node in started if node.poll() is not None]
+        if ended or time.monotonic() > until_s:
+            why = f"a node ended with code {ended[0]}" if ended else f"none joined within {_START_S:.0f} s"
+            raise UnavailableError(f"the Ray cluster has {alive} of {len(started)} nodes: {why}")
+        time.sleep(0.5)
 
 
 def _await_kernels(pool: SearchPool) -> None:
