@@ -84,6 +84,12 @@ class MixEffort:
         """For about what it is."""
         return replace(self.search(1), judged_tasks=ROUGHLY)
 
+    @property
+    def settling(self) -> list[CapacitySearch]:
+        """Ever closer ones, for those that lead."""
+        most = self.most_windows
+        return [self.search(min(many, most)) for many in (_SETTLED, 2 * _SETTLED, most)]
+
 
 QUICK = MixEffort(
     20.0,
@@ -239,17 +245,14 @@ class MixMeasurement:
         )
         for name, one in found.items():
             progress(f"  {self.name} {name}: about {one.per_s:.3g}/s")
-        most = self._effort.most_windows
-        border, *searches = (
-            self._effort.search(min(many, most)) for many in (_BORDER, _SETTLED, 2 * _SETTLED, most)
-        )
+        border = self._effort.search(min(_BORDER, self._effort.most_windows))
         parts = {name: found[name] for name in parts_of(found, self._families)}
         contest.capacities(parts, border, first_per_s, self._until_s(_SETTLING))
 
         def chosen() -> list[str]:
             return finalists(found, self._families, rough)
 
-        contest.settle(found, chosen, searches, first_per_s, self._until_s(1.0))
+        contest.settle(found, chosen, self._effort.settling, first_per_s, self._until_s(1.0))
 
     def _until_s(self, share: float) -> float:
         """The instant when this share of the time for capacities, once all are started, is over."""

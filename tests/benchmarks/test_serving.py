@@ -1,25 +1,28 @@
 """Servers as contestants: what they are sent, who is compared, and a mix from its models to its figures."""
 
 import json
+import math
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
+from benchmarks.serving import rivals
 from benchmarks.serving.contestants import STAGELOOM, LitServer, ServerSetting
 from benchmarks.serving.environments import SERVERS
 from benchmarks.serving.rivals import ServersMeasurement, best_settings
-from benchmarks.slo.one_mix import QUICK
+from benchmarks.slo.one_mix import QUICK, MixEffort, MixResult
 from stageloom.edge_agent.bench.capacity import WindowCounts
-from stageloom.edge_agent.bench.contest import CapacityFound
-from stageloom.edge_agent.bench.contestant import TimedTask
-from stageloom.edge_agent.bench.load import rate_index
+from stageloom.edge_agent.bench.contest import CapacityFound, Contest
+from stageloom.edge_agent.bench.contestant import ContestantSetting, TimedTask
+from stageloom.edge_agent.bench.load import WindowResult, rate_index
 from stageloom.edge_agent.bench.model_files import ModelUnderTest, prepare
 from tests.agent.models import write_tiny
 
@@ -33,6 +36,49 @@ def test_settings_of_a_server_come_from_the_one_that_carries_most() -> None:
     assert best_settings(found, "litserve") == ["litserve_2x1", "litserve_1x1"]
     assert best_settings(found, "mlserver") == ["mlserver_2x2"]
     assert best_settings(found, STAGELOOM) == []
+
+
+def test_a_setting_whose_search_was_cut_short_comes_before_one_that_carries_less_than_it_may() -> None:
+    """At 18 a second it failed, and below it nothing was tried when time was up."""
+    late = [WindowCounts(np.array([9]), np.array([0]))]
+    known = CapacityFound(_carries(9.0).samples | {rate_index(9.0) + 1: late})
+    found = {"litserve_1x1": known, "litserve_2x1": CapacityFound({rate_index(18.0): late})}
+    assert best_settings(found, "litserve", QUICK.rough_search)[0] == "litserve_2x1"
+    assert best_settings(found, "litserve")[0] == "litserve_1x1"
+
+
+class PlayedContest(Contest):
+    """Servers that carry so many tasks a second; the first windows of two settings are far too good."""
+
+    carried: ClassVar = dict(stageloom=40.0, rival_1x1=8.0, rival_1x2=10.0, rival_2x1=20.0, rival_2x2=10.0)
+
+    def enter(self, settings: Iterable[ContestantSetting]) -> None:
+        self._processes = {one.name: None for one in settings}  # type: ignore[misc]
+
+    def leave(self, names: Iterable[str]) -> None:
+        """Nothing was started."""
+
+    def window(self, name: str, rate_per_s: float, number: int) -> WindowResult:
+        lucky = number == 0 and name in ("rival_1x2", "rival_2x2")
+        in_time = rate_per_s <= (24.0 if lucky else self.carried[name])
+        return WindowResult(np.zeros(50, np.int64), np.full(50, 0.001), np.full(50, in_time))
+
+
+def test_a_rival_s_best_setting_is_found_where_those_that_led_at_first_fall_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rivals, "Contest", PlayedContest)
+    one = object.__new__(ServersMeasurement)
+    one.name, one.result, one._effort, one._times_folder = "tiny", MixResult(), MixEffort(900.0), ""
+    one._models, one._weights = [SimpleNamespace(name="tiny")], [1.0]  # type: ignore[list-item]
+    one._deadlines, one.pythons = {"tiny": 1.0}, {"rival": sys.executable}
+    for name, answer in (("_first_per_s", 10.0), ("_until_s", math.inf)):
+        monkeypatch.setattr(one, name, lambda *_, answer=answer: answer)
+    rows = one.run().rows
+    (ratio,) = [row for row in rows if row["part"] == "ratio"]
+    assert (ratio["rival"], ratio["value"]) == ("rival_2x1", pytest.approx(2.0, rel=0.1))
+    windows = {row["server"]: row["windows"] for row in rows if row["part"] == "capacity"}
+    assert windows["rival_1x1"] < 2 * one._effort.most_windows <= windows["rival_2x1"]
 
 
 def test_rivals_are_pinned_to_one_version_each() -> None:
