@@ -52,6 +52,7 @@ RUNS: Final = ("still", "push", "compare")
 _MODEL: Final = "net"
 _NETWORK: Final = "squeezenet"
 _PLANS: Final = ("first", "second")
+_ENDS: Final = ("committed", "rejected", "rolled_back", "no_gain")
 _TOLERANCE: Final = 0.05
 _NUDGE: Final = 1.00001  # of the weights of the second version's first operator
 _PATIENCE_S: Final = 120.0
@@ -93,7 +94,7 @@ class VersionedDevice(System):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, "bench", {}, patience_s=_PATIENCE_S, STAGELOOM_PLANNER_SEARCH="local")
         self._model: ModelUnderTest | None = None
-        self._serving = 0  # index of the plan that was pushed last
+        self._serving = 0  # index of the plan that runs
 
     def prepare(self) -> None:
         """Start, import both versions, make a plan of each and run the first.
@@ -127,16 +128,28 @@ class VersionedDevice(System):
         found = deadlines_s({_MODEL: median(taken_s)})
         return Application(client, [self._model], [found[_MODEL]])
 
-    def push_other(self, *, compare: bool) -> int:
-        """The other version is to run; the generation. Without a process of its own, which would disturb."""
-        self._serving = 1 - self._serving
+    def push_other(self, *, compare: bool) -> str:
+        """Push the version that does not run, without a process that would disturb; how that ended.
+
+        Raises:
+            DemoFailed: the planner did not take it, or it was not decided in time.
+            StageloomError: the planner did not answer.
+        """
+        other = 1 - self._serving
         request = PlanPushRequest(
-            plan=_PLANS[self._serving],
+            plan=_PLANS[other],
             devices=(self.device,),
             compare_outputs=_TOLERANCE if compare else None,
         )
         with PlannerClient(data_dir=self.folder / "planner") as planner:
-            return planner.call(routes.PLAN_PUSH, request).pushed[0].generation
+            pushed = planner.call(routes.PLAN_PUSH, request).pushed[0]
+        if pushed.cause:
+            raise DemoFailed(pushed.cause)
+        self.until("the version to be decided", lambda: self.state(pushed.generation) in _ENDS)
+        ended = self.state(pushed.generation)
+        if ended == "committed":
+            self._serving = other
+        return ended
 
     def state(self, generation: int = 0) -> str:
         """Of this generation, or a later one; empty while the device has said nothing of it."""
@@ -164,10 +177,8 @@ def one_run(
             return "", None
         time.sleep(seconds / 4)
         began_s = time.monotonic()
-        generation = device.push_other(compare=kind == "compare")
-        ends = ("committed", "rejected", "rolled_back", "no_gain")
-        device.until("the version to be decided", lambda: device.state(generation) in ends)
-        return device.state(generation), time.monotonic() - began_s
+        ended = device.push_other(compare=kind == "compare")
+        return ended, time.monotonic() - began_s
 
     before = load.outcomes.copy()
     with ThreadPoolExecutor(1) as pool:

@@ -1,7 +1,9 @@
 """The benchmark of new versions under load: from rows to figures, and two versions that hardly differ."""
 
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -9,10 +11,13 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from benchmarks import versions
 from benchmarks.pays.load import Application
 from benchmarks.processes import DemoFailed
 from benchmarks.versions import RUNS, VersionedDevice, figures_of, one_run, write_near
 from stageloom.edge_agent.bench.load import WindowResult
+from stageloom.planner.schema.plan import PlanPushReply, PlanPushRequest, Pushed
+from stageloom.shared.ids import DeviceId
 from tests.e2e.networks import write_chain
 
 
@@ -89,12 +94,38 @@ def test_a_run_tells_why_its_push_failed_and_what_became_of_its_tasks() -> None:
             return WindowResult(np.zeros(2, np.int64), np.array([0.01, np.nan]), np.array([True, False]))
 
     class Device:
-        def push_other(self, *, compare: bool) -> int:
+        def push_other(self, *, compare: bool) -> str:
             raise DemoFailed("the agent ended")
 
     row = one_run(cast(VersionedDevice, Device()), cast(Application, Load()), "push", 1.0, 0.0, 0)
     assert (row["ended"], row["active_s"], row["given_up"]) == ("failed: the agent ended", None, 0.5)
     assert np.isnan(row["p99_ms"])
+
+
+def test_after_a_push_that_was_refused_or_not_committed_the_same_version_is_pushed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = ["rejected", "committed", "committed"]
+    pushed: list[str] = []
+
+    def call(route: object, request: PlanPushRequest) -> PlanPushReply:
+        pushed.append(request.plan)
+        cause = "it was revoked" if len(pushed) == 1 else ""
+        return PlanPushReply(
+            pushed=(Pushed(device=DeviceId("bench"), generation=len(pushed) - 1, cause=cause),)
+        )
+
+    class Device(VersionedDevice):
+        def state(self, generation: int = 0) -> str:
+            return ends[generation - 1]
+
+    planner = nullcontext(SimpleNamespace(call=call))
+    monkeypatch.setattr(versions, "PlannerClient", lambda data_dir: planner)
+    device = Device(tmp_path)
+    with pytest.raises(DemoFailed, match="it was revoked"):
+        device.push_other(compare=False)
+    assert [device.push_other(compare=False) for _ in ends] == ends
+    assert pushed == ["second", "second", "second", "first"]
 
 
 def test_the_second_version_is_another_file_with_almost_the_same_weights(tmp_path: Path) -> None:
