@@ -72,8 +72,9 @@ class _Conv:
 
     def _node(self, out: int, rows: int) -> Node:
         read = out if self.depthwise else self.channels
-        halo = rows + self.kernel - 1 if rows < self.side else rows
-        attributes = {"pads": [self.kernel // 2] * 4, "group": out if self.depthwise else 1}
+        part, around = rows < self.side, self.kernel // 2
+        halo = rows + self.kernel - 1 if part else rows
+        attributes = {"pads": [0 if part else around, around] * 2, "group": out if self.depthwise else 1}
         weights = (out, 1 if self.depthwise else read, self.kernel, self.kernel)
         return Node("Conv", attributes, [(1, read, halo, self.side)], [weights])
 

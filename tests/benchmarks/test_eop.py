@@ -1,15 +1,17 @@
 """What the EOP benchmark works out: its networks are the published ones, and its lines say what they ask."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
 import numpy as np
+import onnx
 import pytest
 
 from benchmarks.eop.models import Subject
 from benchmarks.eop.networks import FLOAT_BYTES, NETWORKS, bert, gru, lstm, squeezenet
 from benchmarks.eop.paper import EDGE_SERVER, derived, figure_10, near, of_tables, table_5, times_of, within
-from benchmarks.eop.part_times import OPENERS, cases, judged, measured_s
+from benchmarks.eop.part_times import OPENERS, Run, cases, judged, measured_s
 from benchmarks.eop.problems import Shares, extents_of
 from benchmarks.eop.search_time import measure_search, with_patterns
 from benchmarks.runner import Report
@@ -123,10 +125,18 @@ def test_lines_are_medians_of_a_class_and_a_worse_pattern_is_not_met() -> None:
     assert [line["met"] for line in lines] == [False, False]
 
 
-def test_every_operator_of_the_measurement_runs_at_its_ends() -> None:
+def test_a_part_of_an_operator_makes_its_extent_s_share_of_the_outputs() -> None:
+    sizes: list[int] = []
+
+    def noting(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> Run:
+        run = OPENERS["onnx"](model, feeds)
+        sizes.append(run()[0].size)  # type: ignore[index]
+        return run
+
     for case in cases():
-        times_s = measured_s(case, [1, case.extent], OPENERS["onnx"], 1)
+        times_s = measured_s(case, [1, case.extent], noting, 1)
         assert all(seconds > 0 for seconds in times_s.values())
+        assert sizes[-1] == case.extent * sizes[-2], case
 
 
 def test_a_model_of_images_is_named_with_their_side() -> None:
