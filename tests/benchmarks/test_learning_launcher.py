@@ -13,8 +13,10 @@ from benchmarks.learning.launcher import (
     FIXED,
     GRID,
     OBJECTIVES,
+    Contestant,
     LauncherCell,
     Paces,
+    Served,
     UnknowingTwin,
     chosen_paces,
     contestants,
@@ -25,9 +27,10 @@ from benchmarks.learning.launcher import (
     served,
     strict,
 )
-from benchmarks.learning.launcher_run import cell_rows, figures_over, table
+from benchmarks.learning.launcher_run import cell_rows, contestant_row, figures_over, table
 from benchmarks.runner import Report
 from stageloom.planner.replan.levers import by_deadline
+from stageloom.planner.tournament.score import Score
 from stageloom.planner.twin.arrivals import Periodic, Poisson, Process
 from stageloom.planner.twin.reference import Twin
 from stageloom.planner.twin.times import StepTimes
@@ -227,6 +230,31 @@ def test_a_cell_compares_every_contestant_with_the_fixed_rule_on_other_arrivals_
     figures = figures_over(found)
     assert figures["cells"] == figures["cells_where_intervals_gain"] == 1.0
     assert figures["most_goodput_over_fixed"] > 1.1
+
+
+def served_so(per_s: float, *shares: float) -> Served:
+    score = Score(
+        throughput_per_s=per_s, p99_s=0.1, utilisation=1.0, queue_variance=1.0, variance_growth=0.0, met=0.5
+    )
+    return Served(score, shares, (100, 100), 1.0)
+
+
+@pytest.mark.parametrize(("lost", "without_loss"), [(0.005, 1.0), (0.2, 0.0)])
+def test_a_gain_is_without_loss_only_where_models_that_are_served_better_than_the_worst_keep_theirs(
+    lost: float, without_loss: float
+) -> None:
+    """The worst one keeps its share; the other loses as much under each arrivals, which differ by more."""
+    shares = (0.9, 0.7, 0.8)
+    fixed = [served_so(10.0, 0.4, share) for share in shares]
+    strict_ones = [served_so(11.0, 0.4, share - lost) for share in shares]
+    where = {"device": "toy", "structure": "whole", "load": 1.5, "deadline_over_service": 5.0}
+    rows = [
+        {**where, **contestant_row(Contestant(name, STARVED.plan), served_rows, fixed)}
+        for name, served_rows in ((FIXED, fixed), ("by deadline, strict for goodput", strict_ones))
+    ]
+    figures = figures_over(rows)
+    assert figures["cells_where_intervals_gain"] == 1.0
+    assert figures["cells_where_they_gain_without_loss"] == without_loss
 
 
 @pytest.mark.promise("launcher-beside-fixed-rule")
