@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
-from stageloom.shared.plan import ExecutorOptions, Plan
+from stageloom.shared.plan import ExecutorOptions, Plan, StepChoice
 from stageloom.shared.search.compose import Combination, ModelChoice, Rules
 from stageloom.shared.search.costs import CostTable
 from stageloom.shared.search.interface import TOP_LIMITS, Budget, Limits
@@ -112,7 +112,8 @@ def plan_candidates(
     under partitions other than `whole`: a joint graph of whole models is too large for a search over stages,
     but for the short ones of `SEEDS`.
 
-    `rules` hold where a policy decides nothing about them. `searches` adds `SEARCHES` and `SEEDS`.
+    `rules` hold where a policy decides nothing about them, and weights where blocks take turns by them.
+    `searches` adds `SEARCHES` and `SEEDS`.
     """
     names = ["sequential", *sorted(set(policies()) - {"sequential"}), *PER_MODEL]
     names += (*SEARCHES, *SEEDS) if searches else ()
@@ -131,7 +132,7 @@ def plan_candidates(
             if (name in _OF_BLOCKS and partition == _WHOLE) or (name in _OF_MODELS and len(models) < 2):
                 continue
             chosen = tuple(replace(model, partition=partition) for model in models)
-            job = _job(replace(basis, models=chosen), name)
+            job = _weighed(_job(replace(basis, models=chosen), name))
             candidates.append(PlanCandidate(policy=name, partition=partition, job=job))
     return tuple(candidates)
 
@@ -150,6 +151,13 @@ def _job(basis: SearchJob, name: str) -> SearchJob:
         return replace(placed, scheduler="beam", combination=combination, budget=SEED_BUDGET)
     policy = policies()[name]
     return policy.plan(replace(basis, scheduler=policy.scheduler))
+
+
+def _weighed(job: SearchJob) -> SearchJob:
+    """Weights only where blocks take turns by them: no request could make a plan with others again."""
+    if job.rules.step_choice is StepChoice.WEIGHTED:
+        return job
+    return replace(job, models=tuple(replace(model, weight=1) for model in job.models))
 
 
 def _partitions(models: Sequence[ModelChoice]) -> Iterator[str]:

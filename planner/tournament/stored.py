@@ -87,7 +87,7 @@ def create(
     began_s = clock.monotonic_s()
     budget_s = request.budget_s or 0.0
     _check(request)
-    basis = search_job(store, msgspec.structs.replace(request, budget_s=None, scheduler="sequential"))
+    basis = replace(search_job(store, request), budget_s=None)  # whose checks know that policies compete
     limited = request.r is not None or request.s is not None
     candidates = plan_candidates(
         basis.models,

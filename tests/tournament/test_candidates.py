@@ -57,6 +57,14 @@ def test_what_a_training_begins_with_takes_part_without_any_training(partition: 
             assert joint or wanted in found[template.models[0].replicas]
 
 
+def test_weights_are_in_plans_whose_blocks_take_turns_by_them_and_in_no_others() -> None:
+    """A request for any other plan with a weight would be refused, so such a plan could not be made again."""
+    heavy = tuple(replace(model, weight=3) for model in BOTH)
+    for candidate in plan_candidates(heavy, COSTS, searches=True):
+        weights = {model.weight for model in candidate.job.models}
+        assert weights == {3 if candidate.policy == "proportional" else 1}
+
+
 def test_sequential_comes_first_so_that_there_is_a_plan_at_once() -> None:
     first = plan_candidates(BOTH, COSTS)[0]
     assert (first.policy, first.partition) == ("sequential", "whole")

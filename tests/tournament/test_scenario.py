@@ -9,7 +9,7 @@ import pytest
 
 from stageloom.planner.api.jobs import Job
 from stageloom.planner.cluster.interface import SearchFuture
-from stageloom.planner.schema.plan import ArrivalRate, ModelOptions, PlanCreateRequest
+from stageloom.planner.schema.plan import ArrivalRate, ModelOptions, PlanCreateRequest, PlanReply
 from stageloom.planner.split_search import Entrants
 from stageloom.planner.tournament import evaluator, stored
 from stageloom.planner.tournament.candidates import plan_candidates
@@ -193,20 +193,28 @@ class Held:
         """Nothing runs."""
 
 
+def _ended_early(world: World, **asked: Any) -> PlanReply:
+    """1. The second plan is evaluated, the first still is; 2. the job is ended."""
+    clock = ManualClock()
+    job = running_job(clock)
+    rate = ArrivalRate(model="diamond", per_s=5.0)
+    fields: dict[str, Any] = {"models": (ModelOptions(model="diamond"),), **asked}
+    request = PlanCreateRequest(budget_s=60.0, rates=(rate,), **fields)
+    return stored.create(world.store, Held(job, clock), clock, request, job, Entrants((), {}))
+
+
 @pytest.mark.promise("contest-answer-before-anything")
 def test_a_tournament_that_ends_before_its_first_plan_was_evaluated_tells_its_course(world: World) -> None:
     """1. The second plan is evaluated, the first still is; 2. the job is ended; 3. both are evaluated once
     more, on fresh arrivals."""
-    clock = ManualClock()
-    job = running_job(clock)
-    request = PlanCreateRequest(
-        models=(ModelOptions(model="diamond"),),
-        budget_s=60.0,
-        rates=(ArrivalRate(model="diamond", per_s=5.0),),
-    )
-    reply = stored.create(world.store, Held(job, clock), clock, request, job, Entrants((), {}))
+    reply = _ended_early(world)
     assert reply.contest is not None and not reply.contest.unchecked
     (judged,) = reply.contest.judged
     assert judged.at_s == 1.0
     ends = {one.name: one.at_s for one in reply.contest.fresh}
     assert ends == {"sequential, whole": reply.search_s, judged.name: 1.0}
+
+
+def test_models_with_weights_take_part(world: World) -> None:
+    reply = _ended_early(world, models=(ModelOptions(model="diamond", weight=3),))
+    assert reply.contest is not None
