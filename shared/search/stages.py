@@ -104,5 +104,6 @@ class Stages(dict[int, float]):
 
 
 def _mergeable(graph: CombinedGraph, costs: StageCosts, s: int) -> dict[int, float]:
-    """Return the legal merges of at most `s` operators."""
-    return {mask_of(ops): seconds for ops, seconds in costs.merges if len(ops) <= s and graph.may_merge(ops)}
+    """Return the legal merges of at most `s` operators, each as cheap as the costs hope."""
+    found = costs.merged_s.items()
+    return {mask_of(ops): seconds for ops, seconds in found if len(ops) <= s and graph.may_merge(ops)}

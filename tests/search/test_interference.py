@@ -16,7 +16,7 @@ from stageloom.shared.search.analytic import DeviceRates
 from stageloom.shared.search.baselines import greedy, sequential
 from stageloom.shared.search.beam import beam
 from stageloom.shared.search.costs import CostTable, MeasuredStage, samples
-from stageloom.shared.search.interface import Budget, Limits
+from stageloom.shared.search.interface import Budget, Limits, Scheduler
 from stageloom.shared.search.interference import (
     LEAST_SAMPLES,
     GroupTerms,
@@ -26,10 +26,10 @@ from stageloom.shared.search.interference import (
     fit,
     stage_terms,
 )
-from stageloom.shared.search.ios import ios
+from stageloom.shared.search.ios import brute, ios
 from stageloom.shared.search.makespan import lower_bounds
 from stageloom.shared.search.stage_costs import StageCosts
-from tests.search.graphs import DIAMOND, model
+from tests.search.graphs import DIAMOND, model, union
 
 LAUNCH_S = 2e-5
 SECONDS = st.floats(1e-5, 1e-2)
@@ -239,6 +239,21 @@ def test_a_search_that_hopes_takes_what_is_unsure_and_one_that_does_not_leaves_i
     assert wide not in plain.stages and any(len(one.groups) > 1 for one in hoping.stages)
     sure = replace(TABLE, optimism=1.0).for_members(PARTS)
     assert sure.stage_s(SIDE_BY_SIDE) == TABLE.for_members(PARTS).stage_s(SIDE_BY_SIDE)
+
+
+@pytest.mark.parametrize("scheduler", [ios, beam, brute])
+def test_a_search_that_hopes_takes_a_merge_that_is_estimated_and_no_dear_one_that_was_measured(
+    scheduler: Scheduler,
+) -> None:
+    """Merged the two take 2.5 ms, apart 2 ms; an estimate may be wrong by half."""
+    pair, graph = (1, 2), union(DIAMOND)
+    estimated = StageCosts((1e-3,) * 4, merges=((pair, 2.5e-3),))
+    hoped = replace(estimated, optimism=1.0)
+    measured = replace(hoped, measured_merges=(pair,))
+    for costs, merges in ((estimated, False), (hoped, True), (measured, False)):
+        found = scheduler(graph, costs, Limits(), Budget())
+        assert isinstance(found, StageSchedule)
+        assert (Stage(SIDE_BY_SIDE, merge=True) in found.stages) is merges
 
 
 @settings(max_examples=20, deadline=None)
