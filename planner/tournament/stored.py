@@ -19,6 +19,7 @@ from stageloom.planner.replan.predict import evaluation_of, predict
 from stageloom.planner.schema import plan as schema
 from stageloom.planner.schema.explanation import EvaluationVerdict, PlanEvaluation
 from stageloom.planner.split_search import EOP, Entrants
+from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.plans import add_plan_anyhow
 from stageloom.planner.store.store import ReadStore, Store
 from stageloom.planner.store.telemetry import newest_telemetry
@@ -28,6 +29,7 @@ from stageloom.planner.tournament.refinement import Refinement
 from stageloom.planner.tournament.runner import TournamentProgress, TournamentResult, TournamentRun
 from stageloom.planner.tournament.score import Score
 from stageloom.planner.twin.arrivals import Poisson, Process, require_all
+from stageloom.planner.twin.device_file import DeviceFile
 from stageloom.planner.twin.replay import counted_arrivals
 from stageloom.planner.twin.stored import base_device, stored_times
 from stageloom.planner.twin.times import StepTimes
@@ -56,6 +58,7 @@ _DECIDES_OF_MODELS: Final = (
     *("partition", "cuts", "executors", "resources"),
     *("replicas", "batch", "batch_max_delay_s"),
 )
+_GIVE_RATES: Final = "give each model an entry in [[rates]] of a plan file"
 _TEXT_MAX: Final = 512
 _FAILURES_MAX: Final = 256
 
@@ -257,10 +260,10 @@ def stored_scenario(
     Raises:
         InputError: no twin of the device can be made, or only some models' arrivals are known.
     """
+    base = _base(store, device, first.plan.executor.name)
     if device is not None:
-        times, twin = stored_times(store, device, first)
+        times, twin = stored_times(store, device, first, base)
     else:
-        base = base_device("", first.plan.executor.name)
         times = StepTimes.derived(base, first.plan.executor.precision)
         twin = f"assumed, since no device was named: {base.title}"
     service_s = _service_s(times, first)
@@ -268,6 +271,21 @@ def stored_scenario(
     arrivals, text = _arrivals(store, device, names, rates, service_s)
     scenario = Scenario(times=times, arrivals=arrivals, graphs=graphs, service_s=service_s)
     return StoredScenario(scenario, twin, text)
+
+
+def _base(store: ReadStore, device: DeviceId | None, executor: str) -> DeviceFile:
+    """The device file that a twin begins with.
+
+    Raises:
+        InputError: there is no such device, or the executor needs a GPU that no device file is for.
+    """
+    device_class = "" if device is None else store.read(device_info, device).device_class
+    try:
+        return base_device(device_class, executor)
+    except InputError as error:
+        cause = error.cause if device_class else f"{executor} needs a GPU, and no device says which"
+        remedy = "name a --scheduler or --policy: a tournament needs a twin of the GPU"
+        raise InputError(cause, remedy=remedy) from error
 
 
 def _service_s(times: StepTimes, first: BoundPlan) -> tuple[float, ...]:
@@ -293,7 +311,7 @@ def _arrivals(
     """Processes by model, and where they are from."""
     if rates:
         given = {rate.model: Poisson(rate_per_s=rate.per_s) for rate in rates}
-        require_all(given, names)
+        require_all(given, names, _GIVE_RATES)
         text = ", ".join(f"{name} {given[name].mean_per_s:g}/s" for name in names)
         return given, f"poisson: {text}"
     recorded_us = round(RECORDED_S * 1e6)
@@ -304,7 +322,7 @@ def _arrivals(
     )
     if any(getattr(row.data, "model", None) in names and row.data.submitted for row in rows):  # type: ignore[union-attr]
         counted = counted_arrivals(rows, names)
-        require_all(counted, names)
+        require_all(counted, names, _GIVE_RATES)
         return counted, f"the last {counted[names[0]].length_s:.0f} s of {device}"
     per_s = ASSUMED_LOAD / fsum(service_s)
     text = f"assumed, as none were given or counted: poisson, {per_s:.3g}/s of each model"

@@ -168,8 +168,8 @@ def require_known(arrivals: Mapping[str, Process], names: Sequence[str]) -> None
             raise InputError(f"the plan has no model {name!r}", remedy=f"it has {', '.join(names)}")
 
 
-def require_all(arrivals: Mapping[str, Process], names: Sequence[str]) -> None:
-    """Tasks arrive for each of these models, and for no other.
+def require_all(arrivals: Mapping[str, Process], names: Sequence[str], remedy: str = "") -> None:
+    """Tasks arrive for each of these models, and for no other. `remedy`: where there is no --rate.
 
     Raises:
         InputError: they do not.
@@ -179,7 +179,7 @@ def require_all(arrivals: Mapping[str, Process], names: Sequence[str]) -> None:
         if name not in arrivals or not arrivals[name].mean_per_s > 0.0:
             raise InputError(
                 f"nothing says how often tasks of {name} arrive",
-                remedy=f"give --rate {name}=PER_S for it, and for each other model",
+                remedy=remedy or f"give --rate {name}=PER_S for it, and for each other model",
             )
 
 

@@ -22,7 +22,7 @@ from stageloom.shared.clock import ManualClock
 from stageloom.shared.errors import InputError, UnavailableError
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.telemetry import RowKind, TaskCounters
-from stageloom.shared.plan import Plan, QueuePlan
+from stageloom.shared.plan import ExecutorOptions, Plan, QueuePlan
 from stageloom.shared.search.analytic import DeviceRates
 from stageloom.shared.search.compose import ModelChoice, compose
 from stageloom.shared.search.job import run_search
@@ -40,9 +40,12 @@ def world(tmp_path: Path) -> World:
 
 
 def _staged(
-    world: World, rates: tuple[ArrivalRate, ...] = (), device: DeviceId | None = NANO
+    world: World,
+    rates: tuple[ArrivalRate, ...] = (),
+    device: DeviceId | None = NANO,
+    plan: Plan | None = None,
 ) -> StoredScenario:
-    first, graphs = world.plan("sequential"), {world.digest: world.graph}
+    first, graphs = plan or world.plan("sequential"), {world.digest: world.graph}
     return stored_scenario(world.store, device, bind(first, graphs), graphs, rates)
 
 
@@ -83,6 +86,31 @@ def test_a_device_that_nobody_named_is_assumed_and_said_to_be(world: World) -> N
 def test_a_rate_of_another_model_is_refused_with_the_remedy(world: World) -> None:
     with pytest.raises(InputError, match="no model 'other'"):
         _staged(world, (ArrivalRate(model="other", per_s=1.0),))
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_arrivals_of_some_models_alone_are_refused_with_a_remedy_that_a_tournament_has(
+    world: World, monkeypatch: pytest.MonkeyPatch, counted: bool
+) -> None:
+    choice = ModelChoice(name="diamond", artifact=world.digest, graph=world.graph)
+    both = compose([choice, replace(choice, name="other")])
+    rates = () if counted else (ArrivalRate(model="diamond", per_s=5.0),)
+    if counted:
+        monkeypatch.setitem(KINDS, TaskCounters, RowKind.TASK_COUNTERS)
+        world.tells(TaskCounters("diamond", 2_000_000, 30, 20, 0, 0, 0, 0))
+    with pytest.raises(InputError, match="how often tasks of other arrive") as refused:
+        _staged(world, rates, plan=both)
+    assert refused.value.remedy == "give each model an entry in [[rates]] of a plan file"
+
+
+@pytest.mark.parametrize(("device", "cause"), [(None, "torch_cuda needs a GPU"), (NANO, "for 'cpu-2-core'")])
+def test_an_executor_on_a_gpu_without_a_twin_is_refused_with_a_remedy_that_a_tournament_has(
+    world: World, device: DeviceId | None, cause: str
+) -> None:
+    plan = replace(world.plan("sequential"), executor=ExecutorOptions(name="torch_cuda"))
+    with pytest.raises(InputError, match=cause) as refused:
+        _staged(world, device=device, plan=plan)
+    assert refused.value.remedy.startswith("name a --scheduler or --policy")
 
 
 @pytest.mark.promise("both-twins-judge-plan")
