@@ -39,9 +39,10 @@ _Steps = dict[tuple[Digest, int], float]
 """Microseconds of whole steps by (plan, combined block), as a device measured them last."""
 
 
-def explain(store: ReadStore, name: str, device_name: DeviceId | None) -> PlanExplanation:
+def explain(store: ReadStore, name: str, device_name: DeviceId | None, now_us: int = 0) -> PlanExplanation:
     """A plan in words, under the costs of a device's class; None: of the device that it was made for or given
-    to last, and under estimates where there is none.
+    to last, and under estimates where there is none. `now_us`: the planner's wall clock, in microseconds; 0:
+    no measurement is too old.
 
     Raises:
         InputError: there is no such plan or device, or an artifact of the plan is not here any more.
@@ -55,7 +56,7 @@ def explain(store: ReadStore, name: str, device_name: DeviceId | None) -> PlanEx
     bound = bind(plan, graphs)
     held = None if device is None else store.read(calibration_of, device.device)
     key = "" if held is None else held.costs_key
-    table = CostTable() if where is None else costs_there(store, where, plan, graphs)
+    table = CostTable() if where is None else costs_there(store, where, plan, graphs, now_us=now_us)
     busy_s = predict(plan, graphs, table, ()).busy
     unsplit = unsplit_s(bound, table, busy_s)
     steps = {} if device is None else store.read(step_times, device.device)

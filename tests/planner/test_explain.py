@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
+from stageloom.planner.api import routes
+from stageloom.planner.costs.measured import STALE_S
 from stageloom.planner.explain.block import explain_block
 from stageloom.planner.explain.plan import explain
 from stageloom.planner.replan.predict import evaluation_of
-from stageloom.planner.schema.explanation import CostSource, EvaluationVerdict
+from stageloom.planner.schema.explanation import CostSource, EvaluationVerdict, PlanExplainRequest
 from stageloom.planner.store.desired import Push, push
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan
@@ -27,6 +29,7 @@ from stageloom.shared.messages.telemetry import StageTiming, TrialEnded
 from stageloom.shared.search.costs import CostTable, MeasuredStage
 from stageloom.shared.search.interference import GroupTerms, Sample, fit, stage_terms
 from tests.metrics.collector import collector
+from tests.planner.api.context import answer_of, planner_context
 from tests.planner.processes import ok, stageloom
 from tests.planner.world import World, ended
 from tests.store.helpers import NANO
@@ -84,6 +87,19 @@ def test_a_stage_says_how_its_cost_is_known_and_how_often_it_was_measured(world:
     assert middle["predicted_us"] == pytest.approx(120.0)
     assert block["predicted_us"] == pytest.approx(320.0) and block["step_us"] == 333.0
     assert "measured 333.0 us as a whole" in ok(world.home, "plan", "explain", "greedy", "--device", NANO)
+
+
+def test_a_stage_whose_measurement_is_too_old_is_to_be_measured_again(world: World) -> None:
+    world.kept("greedy")
+    world.profiled()
+    timings = tuple(StageTiming(at, us, 1.0, 5) for at, us in enumerate((100.0, 120.0, 100.0)))
+    world.measured("greedy", timings, 333.0)
+    api = planner_context(world.store, world.clock)
+    for passed_s, sure in ((0.0, True), (STALE_S + 1.0, False)):
+        world.clock.advance(passed_s)
+        said = answer_of(api, routes.PLAN_EXPLAIN, PlanExplainRequest(plan="greedy", device=NANO))
+        middle = said.blocks[0].lines[1]
+        assert (middle.source, middle.sure) == (CostSource.MEASURED, sure)
 
 
 def test_a_prediction_says_its_doubt_and_a_measurement_has_none(world: World) -> None:

@@ -105,7 +105,7 @@ def plan_explain(
 ) -> "PlanExplanation | Future[PlanExplanation]":
     from stageloom.planner.explain.plan import explain  # all of the search, which few requests need
 
-    return api.apart(explain, request.plan, request.device)
+    return api.apart(explain, request.plan, request.device, api.clock.wall_us())
 
 
 @handles(routes.PLAN_EXPORT)
