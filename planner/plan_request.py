@@ -234,10 +234,11 @@ def _scheduled_as(outline: Plan, plan: Plan) -> Plan:
 def _limits(store: ReadStore, info: PlanInfo) -> Limits:
     """Those of the search that found the plan; none where it is not known any more."""
     for found in store.read(searches_of, info.digest):
+        limits = limits_of(found.scheduler)
         if found.how == "contest" and found.scheduler.startswith(f"{info.scheduler}, "):
-            return TOP_LIMITS
+            return TOP_LIMITS if limits == Limits() else limits  # older rows name none
         if info.scheduler in found.scheduler.split():
-            return limits_of(found.scheduler)
+            return limits
     return Limits()
 
 

@@ -269,13 +269,17 @@ def unsure_of(store: ReadStore, device: DeviceId, plan: str, now_us: int) -> tup
 
 def scheduler_key(request: PlanCreateRequest) -> str:
     """Policy, scheduler and limits, which together decide what a search finds."""
-    limits = "".join(f" {name}={value}" for name, value in (("r", request.r), ("s", request.s)) if value)
     policy = f"{request.policy} " if request.policy is not None else ""
-    return policy + scheduler_of(request) + limits
+    return policy + scheduler_of(request) + limits_text(Limits(r=request.r, s=request.s))
+
+
+def limits_text(limits: Limits) -> str:
+    """The limits as words to append to what searched, such as ` r=3 s=8`; `limits_of` reads them back."""
+    return "".join(f" {name}={value}" for name, value in (("r", limits.r), ("s", limits.s)) if value)
 
 
 def limits_of(key: str) -> Limits:
-    """The limits in a `scheduler_key`."""
+    """The limits in a `scheduler_key`, or behind the name of a tournament's plan."""
     return Limits(**{word[0]: int(word[2:]) for word in key.split() if word[:2] in ("r=", "s=")})
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from stageloom.planner.api.jobs import Job
 from stageloom.planner.cluster.interface import SearchPool, search
-from stageloom.planner.plan_search import record, scheduler_key, search_job
+from stageloom.planner.plan_search import limits_text, record, scheduler_key, search_job
 from stageloom.planner.replan.predict import evaluation_of, predict
 from stageloom.planner.schema import plan as schema
 from stageloom.planner.schema.explanation import EvaluationVerdict, PlanEvaluation
@@ -186,7 +186,8 @@ def _considered(
     rows = []
     others = (number for number in evaluated if number != winner and number in result.plans)
     for number in (*others, winner):
-        plan = result.plans[number]
+        plan, candidate = result.plans[number], result.candidates[number]
+        limits = limits_text(candidate.job.limits) if number == winner else ""  # for its plan file
         row = evaluation_of(
             plan,
             EvaluationVerdict.FOUND
@@ -194,7 +195,7 @@ def _considered(
             else EvaluationVerdict.LED
             if number in led
             else EvaluationVerdict.LOST,
-            scheduler=result.candidates[number].name,
+            scheduler=candidate.name + limits,
             how="contest",
             prediction=predict(plan, graphs, costs, ()),
             search_s=result.search_s.get(number),

@@ -503,13 +503,14 @@ def test_blocks_that_are_combined_in_no_way_that_has_a_name_are_no_plan_file(rig
         ("ios", "ios r=3 s=8", "operator", (3, 8)),
         ("beam", "instances beam s=2", "operator", (None, 2)),
         ("ios", "ios", "operator", (None, None)),
+        ("ios", "ios, whole r=4", "contest", (4, None)),
         ("ios", "ios, whole", "contest", (3, 8)),
     ],
 )
 def test_a_plan_file_has_the_limits_of_the_search_that_found_the_plan(
     rig: Rig, scheduler: str, found_by: str, how: str, limits: tuple[int | None, int | None]
 ) -> None:
-    """Of a tournament those that all its searches have."""
+    """A tournament whose row has none was under those that all had where nobody gave others."""
     plan = small_plan(rig.store, "long")
     row = evaluation_of(plan, EvaluationVerdict.FOUND, scheduler=found_by, how=how)
     rig.store.write(keep_considered, [row], device_class=CLASS)

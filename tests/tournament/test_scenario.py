@@ -9,8 +9,10 @@ import pytest
 
 from stageloom.planner.api.jobs import Job
 from stageloom.planner.cluster.interface import SearchFuture
+from stageloom.planner.plan_search import limits_of
 from stageloom.planner.schema.plan import ArrivalRate, ModelOptions, PlanCreateRequest, PlanReply
 from stageloom.planner.split_search import Entrants
+from stageloom.planner.store.predictions import searches_of
 from stageloom.planner.tournament import evaluator, stored
 from stageloom.planner.tournament.candidates import plan_candidates
 from stageloom.planner.tournament.runner import CHOICE, FRESH, TournamentResult, TournamentRun
@@ -25,6 +27,7 @@ from stageloom.shared.messages.telemetry import RowKind, TaskCounters
 from stageloom.shared.plan import ExecutorOptions, Plan, QueuePlan
 from stageloom.shared.search.analytic import DeviceRates
 from stageloom.shared.search.compose import ModelChoice, compose
+from stageloom.shared.search.interface import TOP_LIMITS, Limits
 from stageloom.shared.search.job import run_search
 from tests.planner.jobs import running_job
 from tests.planner.world import KINDS, World
@@ -246,3 +249,13 @@ def test_a_tournament_that_ends_before_its_first_plan_was_evaluated_tells_its_co
 def test_models_with_weights_take_part(world: World) -> None:
     reply = _ended_early(world, models=(ModelOptions(model="diamond", weight=3),))
     assert reply.contest is not None
+
+
+@pytest.mark.parametrize(("asked", "limits"), [({}, TOP_LIMITS), ({"s": 2}, Limits(s=2))])
+def test_the_row_of_the_plan_that_won_has_the_limits_of_its_search(
+    world: World, asked: dict[str, int], limits: Limits
+) -> None:
+    reply = _ended_early(world, **asked)
+    (row,) = world.store.read(searches_of, reply.plan.digest)
+    assert reply.contest is not None and row.scheduler.startswith(f"{reply.contest.winner} ")
+    assert limits_of(row.scheduler) == limits
