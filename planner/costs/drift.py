@@ -278,6 +278,6 @@ def unsure_blocks(bound: BoundPlan, costs: CostTable) -> tuple[int, ...]:
         if batch is None or not isinstance(schedule, StageSchedule):
             continue
         known = block_costs(bound, index, costs)
-        if not all(known.is_sure(stage) for stage in known.runs(schedule.stages) if not stage.resources):
+        if not all(known.is_sure(stage) for stage in known.runs(schedule.stages)):
             found.setdefault((combined.graph.predecessors, combined.graph.offsets, known, schedule), index)
     return tuple(found.values())

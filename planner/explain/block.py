@@ -211,12 +211,14 @@ def _line(
     names: Sequence[str],
 ) -> StageExplanation:
     measured = [one for one in origins if one is not None]
-    whole = len(measured) == len(origins)
-    if costs.is_measured(stage):
+    seen = costs.is_measured(stage)
+    whole = len(measured) == len(origins) and (seen or not stage.merge)  # a merge is estimated from shapes
+    together = len(stage.operators) > 1 and not stage.resources
+    if seen:
         source = CostSource.MEASURED
     elif not whole:
         source = CostSource.ANALYTIC
-    elif len(stage.operators) > 1 and costs.interference is not None and costs.interference.samples:
+    elif together and costs.interference is not None and costs.interference.samples:
         source = CostSource.FITTED
     else:
         source = CostSource.OPERATORS
@@ -237,7 +239,7 @@ def _line(
 
 
 def _doubt(stage: Stage, costs: StageCosts) -> float | None:
-    if stage.merge or costs.interference is None:
+    if costs.interference is None:
         return None
     doubt = costs.interference.doubt(costs.terms(stage.groups))
     return doubt if isfinite(doubt) else None

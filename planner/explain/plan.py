@@ -1,12 +1,12 @@
 """A plan explained from the store: its costs on a device class, who decided for it, and the alternatives."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from stageloom.planner.costs.measured_parts import costs_there
 from stageloom.planner.costs.records import Calibration, combined_block_digest
 from stageloom.planner.explain.block import explain_block
-from stageloom.planner.explain.splits import explain_splits, unsplit_s
+from stageloom.planner.explain.splits import explain_splits, parts_measured, unsplit_s
 from stageloom.planner.replan.predict import predict, serves
 from stageloom.planner.schema.explanation import (
     CostsCalibration,
@@ -23,14 +23,15 @@ from stageloom.planner.store.plans import plan_info, plan_names
 from stageloom.planner.store.predictions import LookedAt, considered_plans
 from stageloom.planner.store.replans import replan_infos
 from stageloom.planner.store.store import ReadStore
+from stageloom.planner.store.tables import OperatorCostRow
 from stageloom.planner.store.telemetry import step_times
 from stageloom.planner.store.trials import newest_trials, trial_infos, trial_of
-from stageloom.shared.bound import BoundPlan, bind
+from stageloom.shared.bound import BoundModel, BoundPlan, bind
 from stageloom.shared.errors import StageloomError
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.plan import decode_plan
 from stageloom.shared.search.costs import CostTable, stage_batch
-from stageloom.shared.split_graph import SplitRole
+from stageloom.shared.split_graph import SplitOrigin, SplitRole
 
 _LOOKED_AT: Final = 1000  # newest rows
 _HISTORY: Final = 1000
@@ -61,7 +62,7 @@ def explain(store: ReadStore, name: str, device_name: DeviceId | None, now_us: i
     unsplit = unsplit_s(bound, table, busy_s)
     steps = {} if device is None else store.read(step_times, device.device)
     blocks = tuple(
-        explain_block(bound, index, table, **_known(store, bound, index, key, steps))
+        explain_block(bound, index, table, **_known(store, bound, index, key, steps, table))
         for index in range(len(plan.combined))
     )
     looked_at = store.read(considered_plans, serves(plan), device_class, limit=_LOOKED_AT)
@@ -104,7 +105,9 @@ def _calibration(held: Calibration | None) -> CostsCalibration | None:
     return None if held is None else CostsCalibration(own=held.own, ratio=held.ratio, at_us=held.at_us)
 
 
-def _known(store: ReadStore, bound: BoundPlan, index: int, key: str, steps: _Steps) -> dict[str, Any]:
+def _known(
+    store: ReadStore, bound: BoundPlan, index: int, key: str, steps: _Steps, table: CostTable
+) -> dict[str, Any]:
     """What the store knows of one combined block, for `explain_block`."""
     plan, combined = bound.plan, bound.combined[index]
     batches = [plan.models[m.model].batch for m in combined.plan.members]
@@ -117,8 +120,7 @@ def _known(store: ReadStore, bound: BoundPlan, index: int, key: str, steps: _Ste
         model = bound.models[member.model]
         measured = store.read(measured_operators, key, model.plan.artifact, model.plan.batch, executor)
         operators += [
-            measured.get(model.origin(op).ops[0]) if model.origin(op).role is SplitRole.WHOLE else None
-            for op in model.blocks[member.block].operators
+            _behind(measured, model, model.origin(op), table) for op in model.blocks[member.block].operators
         ]
     return {
         "operators": operators,
@@ -126,6 +128,17 @@ def _known(store: ReadStore, bound: BoundPlan, index: int, key: str, steps: _Ste
         "found": store.read(schedules_of, key, digest, max(batches)) if key else (),
         "step_us": steps.get((plan.digest, index)),
     }
+
+
+def _behind(
+    measured: Mapping[int, OperatorCostRow], model: BoundModel, origin: SplitOrigin, table: CostTable
+) -> OperatorCostRow | None:
+    """The measurement that an operator's seconds come from, of several the oldest; None: an estimate."""
+    if origin.role is not SplitRole.WHOLE and not parts_measured(model, origin, table):
+        return None
+    rows = [measured[op] for op in origin.ops if op in measured]
+    whole = len(rows) == len(origin.ops)
+    return min(rows, key=lambda row: row.measured_at_us) if whole else None
 
 
 def _decided(

@@ -34,7 +34,7 @@ def explain_splits(bound: BoundPlan, costs: CostTable) -> Iterator[SplitExplanat
                 extent=_extent(model, origin),
                 halves_us=(halves[0], halves[1]),
                 whole_us=1e6 * _whole_s(model, origin, costs),
-                measured=_is_measured(model, origin, costs),
+                measured=parts_measured(model, origin, costs),
             )
 
 
@@ -71,7 +71,7 @@ def _whole_s(model: BoundModel, origin: SplitOrigin, costs: CostTable) -> float:
     return sum(costs.operator_s(model.plan.artifact, model.source, op) for op in origin.ops)
 
 
-def _is_measured(model: BoundModel, origin: SplitOrigin, costs: CostTable) -> bool:
+def parts_measured(model: BoundModel, origin: SplitOrigin, costs: CostTable) -> bool:
     """Whether parts of all operators of a split were measured on each executor of the plan."""
     split = next(one for one in model.plan.splits if one.first == origin.ops[0])
     return all(

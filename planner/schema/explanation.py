@@ -37,7 +37,7 @@ class CostSource(str, Enum):
     MEASURED = "measured"  # this stage, as a whole
     FITTED = "fitted"  # its operators; what they cost together is fitted to other stages
     OPERATORS = "operators"  # its operators; what they cost together is the formula's default
-    ANALYTIC = "analytic"  # from shapes, some operator at least
+    ANALYTIC = "analytic"  # from shapes, some operator at least, or a launch that merges several
 
 
 class StageExplanation(Reply, frozen=True, kw_only=True):

@@ -189,7 +189,10 @@ class StageCosts:
         return min(doubt, max(1.0 - self.interference.least * terms.longest / seconds, 0.0))
 
     def is_sure(self, stage: Stage) -> bool:
-        """Return whether the stage need not be measured: it was recently, or its prediction is sure."""
+        """Return whether the stage need not be measured: it was recently, its prediction is sure, or no time
+        of it would be kept, as of groups on other resources."""
+        if stage.resources:
+            return True
         if self.is_measured(stage):
             return (stage.groups, stage.merge) not in self.stale
         if stage.merge:

@@ -26,13 +26,20 @@ from stageloom.shared.ids import Digest, OpId
 from stageloom.shared.messages.control import Alarm, ModelLoad, Origin
 from stageloom.shared.messages.outputs import OutputsVerdict
 from stageloom.shared.messages.telemetry import StageTiming, TrialEnded
+from stageloom.shared.schedule import Stage, StageSchedule
+from stageloom.shared.search.compose import ModelChoice, compose
 from stageloom.shared.search.costs import CostTable, MeasuredStage
 from stageloom.shared.search.interference import GroupTerms, Sample, fit, stage_terms
 from tests.metrics.collector import collector
 from tests.planner.api.context import answer_of, planner_context
 from tests.planner.processes import ok, stageloom
 from tests.planner.world import World, ended
+from tests.shared.test_merge import same, siblings
 from tests.store.helpers import NANO
+
+_PAIR = stage_terms([GroupTerms(1e-4, 0.0, 0.0, 0.0, 0.0, 1)] * 2, 2e-5)
+TAUGHT = fit([Sample(_PAIR, took_s) for took_s in (1.1e-4, 1.2e-4, 1.3e-4)], launch_s=2e-5)
+ALONE = OperatorCostRow(runs=5, spread_us=1.0, measured_on=NANO, measured_at_us=1)
 
 
 @pytest.fixture
@@ -106,18 +113,34 @@ def test_a_prediction_says_its_doubt_and_a_measurement_has_none(world: World) ->
     """1. Nobody is sure after three stages, but they say by how much. 2. Of the stage measured, nothing."""
     artifact = world.digest
     bound = bind(world.plan("greedy"), {artifact: world.graph})
-    pair = stage_terms([GroupTerms(1e-4, 0.0, 0.0, 0.0, 0.0, 1)] * 2, 2e-5)
     table = CostTable(
         measured_s={(artifact, OpId(op)): 1e-4 for op in range(4)},
-        interference=fit([Sample(pair, took_s) for took_s in (1.1e-4, 1.2e-4, 1.3e-4)], launch_s=2e-5),
+        interference=TAUGHT,
     )
-    alone = OperatorCostRow(runs=5, spread_us=1.0, measured_on=NANO, measured_at_us=1)
-    predicted = explain_block(bound, 0, table, operators=[alone] * 4).lines[1]
+    predicted = explain_block(bound, 0, table, operators=[ALONE] * 4).lines[1]
     assert predicted.source is CostSource.FITTED and not predicted.sure
     assert predicted.doubt is not None and 0.05 < predicted.doubt < 1.0
     seen = replace(table, stages=(MeasuredStage(((artifact, 0, 4),), 1, ((1,), (2,)), 1.2e-4),))
-    measured = explain_block(bound, 0, seen, operators=[alone] * 4).lines[1]
+    measured = explain_block(bound, 0, seen, operators=[ALONE] * 4).lines[1]
     assert measured.source is CostSource.MEASURED and measured.doubt is None
+
+
+def test_a_merge_that_was_not_measured_is_told_as_an_estimate_whatever_its_operators_are() -> None:
+    """What stages taught says nothing of several operators in one launch."""
+    graph, artifact = siblings(same((3, 3)), same((1, 1))), Digest("ab" * 32)
+    plan = compose([ModelChoice(name="pair", artifact=artifact, graph=graph, partition=())])
+    merged = Stage(((0,), (1,)), merge=True)
+    block = replace(plan.combined[0], schedule=StageSchedule((merged,)))
+    bound = bind(replace(plan, combined=(block,)), {artifact: graph})
+    table = CostTable(
+        measured_s={(artifact, OpId(op)): 1e-4 for op in range(2)},
+        interference=TAUGHT,
+    )
+    (line,) = explain_block(bound, 0, table, operators=[ALONE] * 2).lines
+    assert (line.source, line.sure, line.runs) == (CostSource.ANALYTIC, False, None)
+    seen = MeasuredStage(((artifact, 0, 2),), 1, merged.groups, 1.2e-4, merge=True)
+    (line,) = explain_block(bound, 0, replace(table, stages=(seen,)), operators=[ALONE] * 2).lines
+    assert (line.source, line.sure) == (CostSource.MEASURED, True)
 
 
 @pytest.mark.promise("plan-explain-says-how")

@@ -25,7 +25,7 @@ from stageloom.planner.replan.compare import trial_comparison
 from stageloom.planner.replan.observing import observe
 from stageloom.planner.replan.predict import evaluation_of, predict, serves
 from stageloom.planner.rollout.version import search_with_version
-from stageloom.planner.schema.explanation import EvaluationVerdict
+from stageloom.planner.schema.explanation import CostSource, EvaluationVerdict
 from stageloom.planner.schema.plan import (
     ArrivalRate,
     CoreSet,
@@ -349,6 +349,8 @@ def test_a_plan_is_explained_with_its_splits_and_what_it_takes_without(rig: Rig)
     (block,) = said.blocks
     assert 0.0 <= block.over_bound < 0.06, "a half takes its part of the work and 5 % more"
     assert block.optimum_us is None, "the cheapest stages of one resource are no measure"
+    told = {(line.source, line.sure, line.runs) for line in block.lines}
+    assert told == {(CostSource.OPERATORS, True, 5)}, "the parts were measured"
     assert 1e3 * found.prediction.busy == pytest.approx(said.predicted_ms)
 
 
