@@ -8,7 +8,7 @@ from stageloom.planner.export.ort_partition import partition
 from stageloom.planner.export.perfetto import chrome_trace
 from stageloom.planner.replan.predict import block_costs
 from stageloom.planner.schema.plan import ExportedFile, ExportFormat, PlanExport
-from stageloom.planner.store.devices import device_info
+from stageloom.planner.store.costs import calibration_of
 from stageloom.planner.store.plans import plan_info
 from stageloom.planner.store.store import ReadStore
 from stageloom.shared.artifact import Artifact
@@ -50,7 +50,9 @@ def _timeline(store: ReadStore, bound: BoundPlan, name: str, device: DeviceId | 
     if device is not None:
         graphs = {model.plan.artifact: model.source for model in bound.models}
         table = costs_there(store, device, bound.plan, graphs)
-        known = f"of {store.read(device_info, device).device_class}"
+        held = store.read(calibration_of, device)
+        if any(one.measured_s for one in (table, *table.beside.values())):
+            known = f"of {device if held.own else held.device_class}"
     costs = [block_costs(bound, index, table) for index in range(len(bound.combined))]
     return _json(chrome_trace(bound, costs, name, known))
 

@@ -14,7 +14,11 @@ import pytest
 from onnx import helper
 
 from stageloom.planner.cli.app import execute
+from stageloom.planner.costs.drift import Renewal
 from stageloom.planner.export.perfetto import chrome_trace
+from stageloom.planner.export.plan import export_plan
+from stageloom.planner.schema.plan import ExportFormat
+from stageloom.planner.store.costs import renew_costs
 from stageloom.planner.store.plans import add_plan
 from stageloom.shared.artifact import open_artifact
 from stageloom.shared.bound import BoundPlan
@@ -30,6 +34,8 @@ from tests.agent.chrome_format import problems
 from tests.engine.plans import chains
 from tests.importer.models import info, model_of
 from tests.planner.processes import ok
+from tests.planner.world import World
+from tests.store.helpers import NANO
 from tests.store.migrated import new_store
 
 SCHEDULERS = ("greedy", "nimble", "sequential")
@@ -204,6 +210,25 @@ def test_halves_of_operators_are_refused_where_a_file_lists_whole_nodes(
     assert execute([*command, "ort-partition"]) == ExitCode.USAGE
     said = capsys.readouterr().err
     assert "the plan splits operators of left" in said and "export a plan without splits" in said
+
+
+def test_a_timeline_says_whose_costs_it_has(tmp_path: Path) -> None:
+    """1. Nothing was measured. 2. The class has costs. 3. The device drifted from them."""
+    world = World(tmp_path / "home")
+    world.kept("greedy")
+
+    def costs() -> str:
+        (file,) = export_plan(world.store, "greedy", ExportFormat.PERFETTO, NANO).files
+        said: str = json.loads(file.text)["otherData"]["costs"]
+        return said
+
+    assert costs() == "estimated"
+    world.profiled()
+    assert costs() == "of cpu-2-core"
+    drifted = Renewal(factors={}, others=2.0, stages=(), unseen=())
+    world.store.write(renew_costs, NANO, drifted, ExecutorOptions(), ratio=2.0, steps_since_us=0)
+    assert costs() == f"of {NANO}"
+    world.store.close()
 
 
 def test_several_files_need_a_folder(exported: Exported, capsys: pytest.CaptureFixture[str]) -> None:
