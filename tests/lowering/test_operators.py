@@ -144,6 +144,15 @@ SELDOM: list[Older] = [
       for kind in (np.uint8, np.int8, np.int32)
       for scales in ((2, 4), (0.5, 2))
       for place in ("half_pixel", "asymmetric")),
+    # to one pixel onnxruntime takes the first, and a crop's pixels are whole: neither follows from the scale
+    *(("Resize", 13, [floats(1, 1, extent, extent)],
+       {"roi": np.array([], np.float32), "s": np.array([], np.float32), "n": whole(1, 1, 1, 1)},
+       {"mode": mode, "coordinate_transformation_mode": "pytorch_half_pixel"})
+      for mode, extent in (("linear", 49), ("cubic", 4))),
+    ("Resize", 13, [floats(1, 1, 4, 4)],
+     {"roi": np.array([0, 0, 0.1, 0.2, 1, 1, 0.8, 0.9], np.float32),
+      "s": np.array([1, 1, 0.8, 0.8], np.float32)},
+     {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize"}),
     # alpha and beta are given to the activations that use one
     ("LSTM", 14, of_gates(4, 1), {},
      {"hidden_size": 2, "activations": ["Sigmoid", "LeakyRelu", "Tanh"], "activation_alpha": [0.3]}),

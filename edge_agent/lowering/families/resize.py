@@ -134,25 +134,24 @@ def _direct(node: Node, rules: _Rules, axes: list[_Axis]) -> Lowered | None:
 
 
 def _coordinates(rules: _Rules, axis: _Axis) -> Tensor:
-    """Return the old coordinate of each new position. [size] float64"""
+    """Return the old coordinate of each new position, as onnxruntime has it. [size] float64"""
     x = torch.arange(axis.size, dtype=torch.float64)
-    length = axis.scale * axis.extent
-    if rules.place == "align_corners":  # as onnxruntime and torch; the reference takes `length` for the size
+    if rules.place == "align_corners":  # torch agrees; the reference takes scale * extent for the size
         return torch.zeros_like(x) if axis.size == 1 else x * (axis.extent - 1) / (axis.size - 1)
     if rules.place == "asymmetric":
         return x / axis.scale
     if rules.place == "tf_crop_and_resize":
         start, end = axis.roi
-        if length == 1:
+        if axis.size == 1:
             return (0.5 * (start + end) * (axis.extent - 1)) + torch.zeros_like(x)
-        return start * (axis.extent - 1) + x * (end - start) * (axis.extent - 1) / (length - 1)
+        return start * (axis.extent - 1) + x * (end - start) * (axis.extent - 1) / (axis.size - 1)
     half = (x + 0.5) / axis.scale - 0.5
     if rules.place == "half_pixel":
         return half
-    if rules.place == "pytorch_half_pixel":
-        return torch.full_like(x, -0.5) if length == 1 else half
+    if rules.place == "pytorch_half_pixel":  # the reference takes -0.5: a cubic differs
+        return torch.zeros_like(x) if axis.size == 1 else half
     if rules.place == "half_pixel_symmetric":
-        return half + axis.extent / 2 * (1 - axis.size / length)
+        return half + axis.extent / 2 * (1 - axis.size / (axis.scale * axis.extent))
     raise Unsupported(f"Resize with {rules.place}")
 
 
