@@ -153,6 +153,11 @@ SELDOM: list[Older] = [
      {"roi": np.array([0, 0, 0.1, 0.2, 1, 1, 0.8, 0.9], np.float32),
       "s": np.array([1, 1, 0.8, 0.8], np.float32)},
      {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize"}),
+    # onnxruntime extends a result to its output_shape alone, and at the end alone
+    *(("ConvTranspose", 11, [floats(1, 3, 8, 4)], {"w": floats(3, 2, 1, 2), "b": floats(2)},
+       {"strides": [2, 4], "auto_pad": pad, **shape})
+      for pad in ("NOTSET", "SAME_UPPER", "SAME_LOWER")
+      for shape in ({"output_shape": [16, 16]}, {})),
     # alpha and beta are given to the activations that use one
     ("LSTM", 14, of_gates(4, 1), {},
      {"hidden_size": 2, "activations": ["Sigmoid", "LeakyRelu", "Tanh"], "activation_alpha": [0.3]}),

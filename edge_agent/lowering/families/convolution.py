@@ -160,17 +160,18 @@ def _transposed_padding(
         for n, k, s, d, e in zip(node.shape(0)[2:], size, stride, dilation, extra, strict=True)
     ]
     if wanted is None and mode in ("SAME_UPPER", "SAME_LOWER"):
-        wanted = [n * s for n, s in zip(node.shape(0)[2:], stride, strict=True)]
+        # onnxruntime extends no result that is smaller, other than where `output_shape` asks for it
+        wanted = [min(f, n * s) for f, n, s in zip(full, node.shape(0)[2:], stride, strict=True)]
     if wanted is None:
         pads = [0] * (2 * rank) if mode == "VALID" else node.integers("pads") or [0] * (2 * rank)
         return pads[:rank], pads[rank:]
     begin, end = [], []
     for have, want in zip(full, wanted[-rank:], strict=True):
-        total = have - want
+        total, missing = max(have - want, 0), max(want - have, 0)  # as onnxruntime extends: at the end alone
         small, large = total // 2, total - total // 2
         upper = mode != "SAME_UPPER"  # as the operator's text has it: NOTSET and SAME_LOWER share a branch
         begin.append(large if upper else small)
-        end.append(small if upper else large)
+        end.append((small if upper else large) - missing)
     return begin, end
 
 
