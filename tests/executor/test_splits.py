@@ -23,6 +23,7 @@ from benchmarks import zoo
 from stageloom.edge_agent.executor.base import require_whole
 from stageloom.edge_agent.executor.executors import Executors
 from stageloom.edge_agent.executor.onnx import program, session_executor
+from stageloom.edge_agent.executor.onnx.cache import activation_bytes
 from stageloom.edge_agent.executor.onnx.executor import OnnxExecutor, OnnxSession
 from stageloom.edge_agent.executor.onnx.program import JoinRun, SessionProgram
 from stageloom.edge_agent.executor.onnx.split_model import split_artifact
@@ -262,6 +263,23 @@ def test_a_model_is_split_on_torch_too(name: str, seed: int) -> None:
         assert outcome.agrees, outcome.worst
     finally:
         executor.close()
+
+
+@pytest.mark.parametrize("executors", [("onnx", "openvino"), ("openvino", "onnx")])
+def test_sessions_of_groups_weigh_what_the_executor_that_runs_them_says(executors: tuple[str, str]) -> None:
+    artifact = artifact_of("squeezenet")
+    splits = random_splits(SplitSubject.of(artifact), random.Random(2))[:9]
+    bound = bound_split(artifact, split_plan(artifact, splits, executors=executors))
+    engine = Executors(installed)
+    try:
+        stated = engine.stated_bytes(bound)
+        engine.load(PlanKey(1), bound, {artifact.digest: artifact})
+        assert engine.held_bytes == stated
+        engine.unload(PlanKey(1))
+        # What is kept now has been weighed by the executor that has it.
+        assert engine.held_bytes == stated - activation_bytes(bound.models[0].graph, 1)
+    finally:
+        engine.close()
 
 
 def test_an_executor_that_does_not_split_says_so() -> None:

@@ -65,6 +65,7 @@ class SessionPlan:
     bound: BoundPlan
     combined: Mapping[tuple[int, int], CombinedPrograms]  # by combined block and variant that it runs
     artifacts: Mapping[Digest, Artifact]
+    weights: Mapping[SessionKey, int]  # bytes of every session that it may want
 
 
 class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
@@ -102,15 +103,18 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
         return found
 
     def _cache_of(self, key: SessionKey) -> "SessionCache[ValuesSession]":
+        return self._runner_of(key)._cache
+
+    def _runner_of(self, key: SessionKey) -> "SessionExecutor":
         if not key.executor:
-            return self._cache
+            return self
         partner = self.partner(key.executor)
         if not isinstance(partner, SessionExecutor):
             raise ExecutorError(
                 f"executor {key.executor!r} does not run groups of blocks that {self.name} runs",
                 remedy="use executors on sessions: onnx or openvino",
             )
-        return partner._cache
+        return partner
 
     def _hold(
         self, holder: PlanKey, keys: Iterable[SessionKey], artifacts: Mapping[Digest, Artifact]
@@ -142,7 +146,7 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
         """Weights of every session that is kept or that a loaded plan may want, and the most activations."""
         weights: dict[SessionKey, int] = {}
         for loaded in list(self._plans.values()):
-            weights |= self._session_bytes(loaded.bound)
+            weights |= loaded.weights
         weights |= self._cache.idle()
         return sum(weights.values()) + self._held_activation_bytes
 
@@ -150,7 +154,7 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
         """Every session that the plan may want, with the bytes that it keeps."""
         graphs = {model.plan.artifact: model.source for model in bound.models}
         return {
-            key: self._weigh(key, graphs[key.artifact])
+            key: self._runner_of(key)._weigh(key, graphs[key.artifact])
             for (index, _), programs in self._programs_of(bound).items()
             for bucket_of in _every_bucket(bound, bound.combined[index].members)
             for key in programs.keys(bucket_of)
@@ -188,7 +192,7 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
             for cache in {self._cache, *self._caches(singles)}:
                 cache.release(key)
             raise
-        self._plans[key] = SessionPlan(bound, combined, dict(artifacts))
+        self._plans[key] = SessionPlan(bound, combined, dict(artifacts), self._session_bytes(bound))
 
     def _build(self, key: ProgramKey) -> SessionProgram:
         loaded = self._plans[key.plan]
