@@ -119,8 +119,18 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
     def _hold(
         self, holder: PlanKey, keys: Iterable[SessionKey], artifacts: Mapping[Digest, Artifact]
     ) -> None:
-        for cache, own in self._caches(keys).items():
+        graphs = {digest: artifact.graph for digest, artifact in artifacts.items()}
+        for cache, own in self._caches(self._with_stand_ins(keys, graphs)).items():
             cache.hold_all(holder, own, artifacts)
+
+    def _with_stand_ins(self, keys: Iterable[SessionKey], graphs: Mapping[Digest, Graph]) -> set[SessionKey]:
+        wanted = set(keys)
+        stand_ins = {self._runner_of(key)._stand_in(key, graphs[key.artifact]) for key in wanted}
+        return wanted | {key for key in stand_ins if key is not None}
+
+    def _stand_in(self, key: SessionKey, graph: Graph) -> SessionKey | None:
+        """What is to be there beside a session, once for all of its copies."""
+        return None
 
     @staticmethod
     def _weigh(key: SessionKey, graph: Graph) -> int:
@@ -153,11 +163,15 @@ class SessionExecutor(HostExecutor[SessionPlan, SessionProgram, Values]):
     def _session_bytes(self, bound: BoundPlan) -> dict[SessionKey, int]:
         """Every session that the plan may want, with the bytes that it keeps."""
         graphs = {model.plan.artifact: model.source for model in bound.models}
-        return {
-            key: self._runner_of(key)._weigh(key, graphs[key.artifact])
+        keys = {
+            key
             for (index, _), programs in self._programs_of(bound).items()
             for bucket_of in _every_bucket(bound, bound.combined[index].members)
             for key in programs.keys(bucket_of)
+        }
+        return {
+            key: self._runner_of(key)._weigh(key, graphs[key.artifact])
+            for key in self._with_stand_ins(keys, graphs)
         }
 
     def _programs_of(self, bound: BoundPlan) -> dict[tuple[int, int], CombinedPrograms]:

@@ -12,7 +12,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -31,6 +31,7 @@ from stageloom.edge_agent.executor.openvino.fewer_bits import Integers, narrowed
 from stageloom.edge_agent.executor.openvino.misread import misread
 from stageloom.edge_agent.executor.openvino.model import openvino, read_model
 from stageloom.edge_agent.executor.openvino.session import OpenvinoSession, Port
+from stageloom.edge_agent.executor.slot_store import Values
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.steps import PlanKey
@@ -58,6 +59,9 @@ _SESSION_BYTES: Final = 1 << 20
 _OWN_TENSORS: Final = 2
 """How many of its largest tensors a compiled model keeps for what passes between its operators."""
 
+_STAND_IN: Final = -1
+"""As a copy's number: what stands in for a session and all of its copies."""
+
 _SUMMARY = re.compile(r"^-- (.+)$", re.MULTILINE)
 _WHERE_RAISED = re.compile(r"Exception from \S+:|Check '[^']*' failed at \S+:")
 
@@ -68,11 +72,6 @@ class OpenvinoExecutor(SessionExecutor):
     name = "openvino"
     precisions = tuple(_HINTS)
     one_caller = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._exact: dict[SessionKey, ValuesSession] = {}  # of onnxruntime, for larger integers
-        self._exact_lock = threading.Lock()
 
     def load(self, key: PlanKey, bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) -> None:
         """Make the sessions of every atom at batch 1.
@@ -86,48 +85,53 @@ class OpenvinoExecutor(SessionExecutor):
         super().load(key, bound, artifacts)
 
     def _open(self, key: SessionKey, source: ModelParts) -> OpenvinoSession:
-        return open_session(key, source, partial(self._exactly, key, source.artifact))
+        own = _StandIn(key, source.artifact)  # of a session beside which none was to be there
+        return open_session(key, source, lambda: self._cache.get(replace(key, copy=_STAND_IN)) or own)
 
-    def _exactly(self, key: SessionKey, artifact: Artifact) -> ValuesSession:
-        """What a session and its copies give runs to whose integers are too large: opened by the first one.
+    def _open_any(self, key: SessionKey, source: ModelParts) -> ValuesSession:
+        return _StandIn(key, source.artifact) if key.copy == _STAND_IN else super()._open_any(key, source)
+
+    def _stand_in(self, key: SessionKey, graph: Graph) -> SessionKey | None:
+        """Of a session that reads integers: they may be too large."""
+        read, _ = borders(graph, key.ops)
+        integers = any(graph.tensors[tensor].dtype in ("int64", "int32") for tensor in read)
+        return replace(key, copy=_STAND_IN) if integers else None
+
+    @staticmethod
+    def _weigh(key: SessionKey, graph: Graph) -> int:
+        return weight_bytes(key, graph) if key.copy == _STAND_IN else session_bytes(key, graph)
+
+
+class _StandIn:
+    """Of onnxruntime: takes the runs whose integers are too large, and is opened by the first of them."""
+
+    def __init__(self, key: SessionKey, artifact: Artifact) -> None:
+        self._key, self._artifact = key, artifact
+        self._lock = threading.Lock()  # over the opening
+        self._session: ValuesSession | None = None
+
+    def run(self, values: Values) -> None:
+        """As the session's.
 
         Raises:
             ExecutorError: onnxruntime is not installed, or cannot build it.
         """
-        key = replace(key, copy=0)
-        with self._exact_lock:
-            if key not in self._exact:
-                try:
-                    from stageloom.edge_agent.executor.onnx.executor import open_session as open_exact
-                except ImportError as error:
-                    raise ExecutorError(
-                        "openvino computes no integers so large, and onnxruntime, which does, is missing",
-                        remedy="pip install 'stageloom[edge,onnx]'",
-                    ) from error
-                name = artifact.graph.name
-                _log.warning(
-                    "model %r: onnxruntime takes runs with integers that are too large for openvino", name
-                )
-                self._exact[key] = open_exact(key, ModelParts(artifact))
-            return self._exact[key]
+        with self._lock:
+            if self._session is None:
+                self._session = self._opened()
+        self._session.run(values)
 
-    def unload(self, key: PlanKey) -> None:
-        """As for all sessions; with those of OpenVINO go the ones in their place."""
-        super().unload(key)
-        self._forget_exact()
-
-    def drop_idle(self) -> None:
-        """Free the sessions that no loaded plan holds."""
-        super().drop_idle()
-        self._forget_exact()
-
-    def _forget_exact(self) -> None:
-        with self._exact_lock:
-            self._exact = {key: one for key, one in self._exact.items() if self._cache.get(key) is not None}
-
-    @staticmethod
-    def _weigh(key: SessionKey, graph: Graph) -> int:
-        return session_bytes(key, graph)
+    def _opened(self) -> ValuesSession:
+        try:
+            from stageloom.edge_agent.executor.onnx.executor import open_session as open_exact
+        except ImportError as error:
+            raise ExecutorError(
+                "openvino computes no integers so large, and onnxruntime, which does, is missing",
+                remedy="pip install 'stageloom[edge,onnx]'",
+            ) from error
+        name = self._artifact.graph.name
+        _log.warning("model %r: onnxruntime takes runs with integers that are too large for openvino", name)
+        return open_exact(self._key, ModelParts(self._artifact))
 
 
 def session_bytes(key: SessionKey, graph: Graph) -> int:
@@ -135,7 +139,6 @@ def session_bytes(key: SessionKey, graph: Graph) -> int:
 
     What it reads and makes it may keep again in the layout of its kernels. Kernels that were stacked for a
     merge are in no file, and are kept as they were read, too; so are weights that several operators share.
-    Beside a session that reads integers there may be one of onnxruntime, which its copies share.
     """
     inputs, outputs = borders(graph, key.ops)
     own = sum(graph.tensors[tensor].nbytes for tensor in (*inputs, *outputs))
@@ -143,8 +146,7 @@ def session_bytes(key: SessionKey, graph: Graph) -> int:
         made = [graph.tensors[tensor].nbytes for op in key.ops for tensor in graph.operators[op].outputs]
         own += _OWN_TENSORS * max(made, default=0)
     twice = key.merge or graph.shares_weights(key.ops)
-    exact = not key.copy and any(graph.tensors[tensor].dtype in ("int64", "int32") for tensor in inputs)
-    return _SESSION_BYTES + key.batch * own + weight_bytes(key, graph) * (1 + twice + exact)
+    return _SESSION_BYTES + key.batch * own + weight_bytes(key, graph) * (1 + twice)
 
 
 def open_session(

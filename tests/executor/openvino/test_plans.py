@@ -7,8 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
 from stageloom.edge_agent.executor.base import TimingRequest
+from stageloom.edge_agent.executor.onnx import executor as onnx_executor
+from stageloom.edge_agent.executor.onnx.cache import SessionKey, activation_bytes
+from stageloom.edge_agent.executor.onnx.parts import ModelParts
 from stageloom.edge_agent.executor.onnx.program import copies_of
 from stageloom.edge_agent.executor.openvino.executor import OpenvinoExecutor
 from stageloom.edge_agent.verify.check import verify_artifact
@@ -24,6 +28,7 @@ from tests.executor.models import artifact_of, difference, random_inputs, refere
 from tests.executor.openvino.small import artifact_from, one_node
 from tests.executor.small_models import SHARED_BYTES, unrolled
 from tests.importer.classes import CLASSES
+from tests.importer.models import info, model_of
 from tests.importer.test_classes import HALF_TOLERANCE, _imported
 
 
@@ -175,21 +180,65 @@ def negated(openvino: OpenvinoExecutor, bound: BoundPlan, x: np.ndarray) -> np.n
     return made
 
 
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[SessionKey]:
+    """What onnxruntime stands in for, as its sessions are opened."""
+    keys: list[SessionKey] = []
+    open_session = onnx_executor.open_session
+
+    def noted(key: SessionKey, source: ModelParts) -> onnx_executor.OnnxSession:
+        keys.append(key)
+        return open_session(key, source)
+
+    monkeypatch.setattr(onnx_executor, "open_session", noted)
+    return keys
+
+
 def test_integers_beyond_32_bits_are_computed_by_onnxruntime_and_others_are_not(
-    openvino: OpenvinoExecutor, tmp_path: Path
+    openvino: OpenvinoExecutor, opened: list[SessionKey], tmp_path: Path
 ) -> None:
     model = negation(tmp_path)
     plan = plan_of([model], [()], [[Member(0, 0, 0)]])
     bound = load(openvino, replace(plan, executor=ExecutorOptions(name="openvino")), [model])
     held = openvino.held_bytes
     assert np.array_equal(negated(openvino, bound, np.array([1, -2, 3])), [-1, 2, -3])
-    assert not openvino._exact
+    assert not opened
     for _ in range(2):
         assert negated(openvino, bound, np.array([1, 1 << 40, 3])).tolist() == [-1, -(1 << 40), -3]
-    assert len(openvino._exact) == 1 and openvino.held_bytes == held
+    assert len(opened) == 1 and openvino.held_bytes == held
     openvino.unload(KEY)
     openvino.drop_idle()
-    assert not openvino._exact and openvino.held_bytes == 0
+    assert openvino.held_bytes == 0
+    load(openvino, plan, [model])
+    negated(openvino, bound, np.array([1, 1 << 40, 3]))
+    assert len(opened) == 2, "the first one was let go"
+
+
+def twice_negated(folder: Path) -> tuple[Artifact, Plan]:
+    """Two models of one artifact, the second in two blocks: no session is of both."""
+    nodes = [helper.make_node("Neg", ["x"], ["h"]), helper.make_node("Neg", ["h"], ["y"])]
+    given, made = (info(name, (3,), TensorProto.INT64) for name in "xy")
+    model = artifact_from(model_of(nodes, [given], [made]), folder)
+    groups = [[Member(0, 0, 0)], [Member(1, 0, 0)], [Member(1, 0, 1)]]
+    plan = plan_of([model, model], [(), (1,)], groups, lanes=2)
+    return model, replace(plan, executor=ExecutorOptions(name="openvino"))
+
+
+def test_what_stands_in_for_a_session_of_which_there_is_no_first_copy_is_stated_and_stays(
+    openvino: OpenvinoExecutor, opened: list[SessionKey], tmp_path: Path
+) -> None:
+    model, plan = twice_negated(tmp_path)
+    stated = openvino.stated_bytes(bound_of(replace(plan, lanes=1), [model]))
+    bound = load(openvino, plan, [model])
+    assert openvino.held_bytes == stated + activation_bytes(model.graph, 1)
+    x = np.array([1, 1 << 40, 3])
+    for _ in range(2):
+        steps, one = StepMaker(KEY, bound), InstanceId(1)
+        run(openvino, steps.step(1, {0: (one, 1)}), {one: [{"x": x}]})
+        (row,) = run(openvino, steps.step(2, {0: (one, 1)}), {})[one]
+        assert row["y"].tolist() == x.tolist()
+        openvino.drop_idle()
+    assert len(opened) == 2
 
 
 def test_the_weights_of_a_session_in_its_place_are_stated_once_for_all_copies(
