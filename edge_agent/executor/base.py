@@ -23,7 +23,7 @@ from stageloom.shared.errors import ExecutorError, StageloomError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest, StepId
 from stageloom.shared.plan import ExecutorOptions, IssueOrder, Member
-from stageloom.shared.schedule import resources_named
+from stageloom.shared.schedule import OWN_RESOURCE, resources_named
 from stageloom.shared.shape_ranges import range_text, shape_text
 
 if TYPE_CHECKING:
@@ -110,8 +110,7 @@ def require_options(
     """Raises:
     ExecutorError: the executor does not know a precision or an order of launches that the plan wants of it.
     """
-    for index, variant in bound.run_by(executor):
-        options = bound.executor_of(index, variant)
+    for options in options_for(bound, executor):
         if options.precision not in precisions:
             raise ExecutorError(
                 f"the {executor} executor does not know the precision {options.precision!r}",
@@ -124,24 +123,28 @@ def require_options(
             )
 
 
+def options_for(bound: BoundPlan, executor: str) -> list[ExecutorOptions]:
+    """What a plan tells an executor: of the blocks that it runs, and of groups of any block. Each once."""
+    told = dict.fromkeys(
+        bound.group_executor(index, variant, resource)
+        for index, variant in bound.variants
+        for resource in (OWN_RESOURCE, *resources_named(bound.combined[index].plan.variants[variant][1]))
+    )
+    return [options for options in told if options.name == executor]
+
+
 def sole_options(bound: BoundPlan, executor: str) -> ExecutorOptions:
     """What a plan tells an executor that takes one set of options for all that it runs.
 
     Raises:
         ExecutorError: it tells different things of several blocks or groups, or has no whole block for it.
     """
-    blocks = {bound.executor_of(*pair) for pair in bound.run_by(executor)}
-    if not blocks:
+    if not bound.run_by(executor):
         raise ExecutorError(
             f"the {executor} executor runs whole blocks, and the plan has only groups for it",
             remedy="use onnx or openvino for the groups, or give it a block",
         )
-    groups = {
-        bound.group_executor(index, variant, resource)
-        for index, variant in bound.variants
-        for resource in resources_named(bound.combined[index].plan.variants[variant][1])
-    }
-    first, *others = sorted(blocks | {one for one in groups if one.name == executor}, key=str)
+    first, *others = options_for(bound, executor)
     differing = [
         field.name
         for field in fields(first)

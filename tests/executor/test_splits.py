@@ -303,6 +303,15 @@ def test_groups_of_other_options_than_their_block_has_are_refused_by_torch() -> 
     made.close()
 
 
+def test_options_of_an_executor_that_runs_groups_alone_are_looked_at(executor: OnnxExecutor) -> None:
+    artifact = artifact_of("squeezenet")
+    plan = split_plan(artifact, (Split(1, 1, Axis.CHANNELS, 2),), executors=("openvino", "onnx"))
+    own, beside = (ExecutorOptions(name=name, precision="bf16") for name in ("openvino", "onnx"))
+    bound = bound_split(artifact, replace(plan, executor=own, further_executors=(beside,)))
+    with pytest.raises(ExecutorError, match="the onnx executor does not know the precision 'bf16'"):
+        executor.load(PlanKey(1), bound, {artifact.digest: artifact})
+
+
 # What the graph alone does not show, and planted defects
 
 

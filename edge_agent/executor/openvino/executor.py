@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from stageloom.edge_agent.executor.base import one_line, require_pinned
+from stageloom.edge_agent.executor.base import one_line, options_for, require_pinned
 from stageloom.edge_agent.executor.onnx.cache import (
     SessionKey,
     ValuesSession,
@@ -79,7 +79,7 @@ class OpenvinoExecutor(SessionExecutor):
         Raises:
             ExecutorError: the plan says bf16 and the processor has no such units; or as for all executors.
         """
-        if any(bound.executor_of(*pair).precision == "bf16" for pair in bound.run_by(self.name)):
+        if any(options.precision == "bf16" for options in options_for(bound, self.name)):
             require_bf16()
         require_pinned(bound, self.name)
         super().load(key, bound, artifacts)
