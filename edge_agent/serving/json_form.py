@@ -110,9 +110,9 @@ def raw_call(model: ModelSignature, version: str, body: memoryview) -> Inference
         InputError: the model has several inputs, or a shape that does not follow from the number of bytes.
     """
     shapes = [open_as_minus_1(info) for info in model.inputs]
-    if len(shapes) != 1 or shapes[0].count(-1) > 1:
+    if len(shapes) != 1 or shapes[0].count(-1) > 1 or {-1, 0} <= set(shapes[0]):
         raise InputError(
-            "a body without JSON is for one input with at most one open dimension; "
+            "a body without JSON is for one input whose number of bytes says its shape; "
             f"model {model.name!r} takes {str(shapes)[:128]}",
             remedy="send JSON before the elements, and its length as Inference-Header-Content-Length",
         )

@@ -121,6 +121,7 @@ def test_a_body_without_json_is_the_one_input_in_the_shape_that_its_bytes_leave(
     [
         ([], r"takes \[\]; send JSON before"),
         ([PINNED, PINNED], r"takes \[\[1, 4\], \[1, 4\]\]; send JSON before"),
+        ([TensorInfo("x", "float32", (0, 4), (0, 2))], r"takes \[\[0, -1\]\]; send JSON before"),
         ([TensorInfo("x", "float32", (2, 4), (1, 2))], r"takes \[\[-1, -1\]\]; send JSON before"),
         ([TensorInfo("x", "float32", (1, 5))], r"has 16 bytes, 20 expected for FP32 \[1, 5\]"),
         ([TensorInfo("x", "float32", (9, 3), (1, 3))], r"has 16 bytes, 12 expected for FP32 \[1, 3\]"),
