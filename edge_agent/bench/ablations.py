@@ -1,29 +1,9 @@
 """A plan without one of its parts, so that each part's worth can be measured."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from stageloom.shared.plan import (
-    CombinedBlock,
-    ExecutorOptions,
-    ModelPlan,
-    Plan,
-    QueuePlan,
-    QueueRule,
-    StepChoice,
-)
+from stageloom.shared.plan import ExecutorOptions, Plan, QueuePlan, QueueRule, StepChoice
 from stageloom.shared.search.arrangements import computing_lanes, express_of, unpinned
-
-
-def with_executors(plan: Plan, executors: Mapping[str, str]) -> Plan:
-    """The same plan with each model's blocks in the executor that is named for it, on one thread."""
-    names = sorted(set(executors.values()))
-    combined = tuple(
-        replace(block, executor=names.index(executors[_model_of(plan, block).name]))
-        for block in plan.combined
-    )
-    first, *further = (ExecutorOptions(name=name) for name in names)
-    return replace(plan, combined=combined, executor=first, further_executors=tuple(further))
 
 
 def ablations(plan: Plan) -> dict[str, Plan]:
@@ -38,8 +18,7 @@ def ablations(plan: Plan) -> dict[str, Plan]:
     if express:
         found["without_express"] = _without_express(plan)
     if any(executor.name == "openvino" for executor in plan.executors):
-        onnx = {model.name: "onnx" for model in plan.models}
-        found["without_openvino"] = with_executors(plan, onnx)
+        found["without_openvino"] = _in_onnxruntime(plan)
     if plan.step_choice is StepChoice.DEADLINE:
         models = tuple(replace(model, queue=QueuePlan(rule=QueueRule.DROP_OLDEST)) for model in plan.models)
         found["arrival_order"] = replace(plan, step_choice=StepChoice.RATIO, models=models)
@@ -65,5 +44,14 @@ def _without_express(plan: Plan) -> Plan:
     )
 
 
-def _model_of(plan: Plan, block: CombinedBlock) -> ModelPlan:
-    return plan.models[block.members[0].model]
+def _in_onnxruntime(plan: Plan) -> Plan:
+    """Each block keeps its threads: without those of a wide lane the ablation would be of two parts."""
+    run_by = [
+        ExecutorOptions(name="onnx", intra_op_threads=plan.executors[block.executor].intra_op_threads)
+        for block in plan.combined
+    ]
+    options = list(dict.fromkeys(run_by))
+    combined = tuple(
+        replace(block, executor=options.index(one)) for block, one in zip(plan.combined, run_by, strict=True)
+    )
+    return replace(plan, combined=combined, executor=options[0], further_executors=tuple(options[1:]))

@@ -2,6 +2,7 @@
 
 import pytest
 
+from stageloom.edge_agent.bench import stageloom_contestant
 from stageloom.edge_agent.bench.ablations import ablations
 from stageloom.edge_agent.bench.model_files import ModelUnderTest, prepare
 from stageloom.edge_agent.bench.stageloom_contestant import own_plan
@@ -31,6 +32,19 @@ def test_an_ablation_takes_one_part_away(plan: Plan) -> None:
     assert [one.name for one in found["without_openvino"].executors] == ["onnx"]
     assert found["arrival_order"].step_choice is StepChoice.RATIO
     assert found["arrival_order"].resources == plan.resources
+
+
+def test_a_plan_without_openvino_keeps_the_threads_of_its_wide_lane(
+    models: list[ModelUnderTest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On two cores OpenVINO is fast with two threads alone, and one lane has both of them."""
+    monkeypatch.setattr(stageloom_contestant, "usable_cores", lambda: (0, 1))
+    wide = ExecutorOptions(name="openvino", intra_op_threads=2)
+    plan = own_plan(models, {name: {ONNX: 0.080, wide: 0.020} for name in ("tiny0", "tiny1")}, whole=True)
+    assert plan.lanes == 1 and plan.executors == (wide,)
+    found = ablations(plan)["without_openvino"]
+    assert found.executors == (ExecutorOptions(name="onnx", intra_op_threads=2),)
+    assert found.resources == plan.resources and found.combined == plan.combined
 
 
 def test_a_plan_without_its_express_lane_is_the_one_with_a_lane_for_each_core(
