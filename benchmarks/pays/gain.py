@@ -59,7 +59,7 @@ def measure_gain(
     """Into the report, regime by regime; one that lacks a plan is left out. `plans`: bytes by name.
 
     Raises:
-        ContestantError: the agent of one of `plans` died.
+        ContestantError: the agent of one of `plans` does not serve it, or died.
     """
     with Contest(models, load, progress, needed=tuple(plans)) as contest:
         contest.enter([*(AgentSetting(name, wire) for name, wire in plans.items()), NAIVE])

@@ -169,7 +169,7 @@ class MixMeasurement:
         """All of it. Where it raises, `result` has what was measured till then.
 
         Raises:
-            ContestantError: Stageloom died.
+            ContestantError: Stageloom does not serve the models, or died.
         """
         for model in self._models:
             times = {
@@ -276,8 +276,6 @@ class MixMeasurement:
             row["grid_per_s"] = one.per_s if one.per_s or not most else None  # none is known yet
             row["above_per_s"] = most if one.per_s < most < math.inf else None
             self._row("capacity", contestant=name, family=family, **row)
-        if STAGELOOM not in found:
-            return
         for name in parts_of(found, families):
             value, low, high = ratio_of(found[name].samples, found[STAGELOOM].samples) or (None, None, None)
             self._row("over_full", contestant=name, value=value, low=low, high=high)
@@ -320,8 +318,6 @@ class MixMeasurement:
 
         When the mix's time is over, what is begun has one round of each kind more and no further load begins.
         """
-        if STAGELOOM not in contest.names:
-            return
         kept = {STAGELOOM, *(name for name, one in self._families.items() if one is not Family.REDUCED)}
         contest.leave(name for name in contest.names if name not in kept)
         until_s = max(self._began_s + self._effort.total_s, time.monotonic() + _LEAST_S)

@@ -67,7 +67,7 @@ class Contest:
     plan.
 
     Args:
-        needed: those without which nothing is worth knowing: their death is raised.
+        needed: those without which nothing is worth knowing: that one cannot serve, or dies, is raised.
     """
 
     def __init__(
@@ -102,6 +102,9 @@ class Contest:
         """Start contestants: those that measure while they start one by one, then one on each core.
 
         Where that is interrupted, those that are still starting are killed.
+
+        Raises:
+            ContestantError: a needed contestant cannot serve the models.
         """
         wanted = list(settings)
         pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))  # Ctrl-C cuts none of its threads short
@@ -132,6 +135,8 @@ class Contest:
             self._note(process)
         except ContestantError as error:
             if not self._interrupted:
+                if setting.name in self._needed:
+                    raise
                 self.absent[setting.name] = str(error)
                 self._progress(f"  absent: {error}")
         finally:

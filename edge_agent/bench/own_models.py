@@ -296,8 +296,6 @@ class _Bench:
         ):
             self._progress("starting the agent and what it is compared with")
             contest.enter([*self._rivals, self._ours(folder)])
-            if OURS not in contest.names:
-                raise ExecutorError(f"the agent does not serve these models: {contest.absent[OURS]}")
             self._require_rivals(contest.names, contest.absent)
             found = self._capacities(contest)
             self._require_rivals(found, contest.absent)

@@ -13,6 +13,9 @@ from stageloom.edge_agent.bench.capacity import CapacitySearch
 from stageloom.edge_agent.bench.contest import CapacityFound, Contest, ContestLoad
 from stageloom.edge_agent.bench.contestant_process import ContestantError
 from stageloom.edge_agent.bench.load import WindowResult
+from stageloom.edge_agent.bench.rival_settings import NAIVE
+from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting
+from tests.bench.not_starting import NotStarting
 
 CARRIED_PER_S = 40.0
 SEARCH = CapacitySearch(few=1, many=4)
@@ -49,6 +52,18 @@ class MortalContest(Contest):
             raise ContestantError(f"{name} has died")
         in_time = rate_per_s <= CARRIED_PER_S
         return WindowResult(np.zeros(50, np.int64), np.full(50, 0.001), np.full(50, in_time))
+
+
+@pytest.mark.parametrize("plan", [b"", b"a plan"], ids=["measures first", "has a plan"])
+def test_a_needed_contestant_that_does_not_start_ends_the_contest_and_a_rival_is_absent(
+    plan: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stageloom.edge_agent.bench.contest.ContestantProcess", NotStarting)
+    contest = Contest([], ContestLoad(weights=(), deadlines_s=()), lambda line: None, needed=("stageloom",))
+    contest.enter([NAIVE])
+    with pytest.raises(ContestantError, match="stageloom: out of memory"):
+        contest.enter([AgentSetting("stageloom", plan)])
+    assert contest.absent == {"naive": "naive: out of memory"}
 
 
 def test_a_rival_that_dies_is_absent_and_all_others_are_measured_on() -> None:

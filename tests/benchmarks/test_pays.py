@@ -27,6 +27,7 @@ from stageloom.edge_agent.bench.load import WindowResult
 from stageloom.planner.store.replans import BEING_TRIED, OVERTAKEN
 from stageloom.shared.errors import TaskExpired, TaskFailed, TaskRefused
 from stageloom.shared.plan import Plan, Resource
+from tests.bench.not_starting import NotStarting
 from tests.engine.plans import chains
 
 
@@ -353,3 +354,10 @@ def test_a_contestant_that_dies_leaves_the_loads_before(monkeypatch: pytest.Monk
         measure_gain(report, "zoo", [], load, {"night": b"", "day": b""}, 10.0, 2)
     assert Counter(row["part"] for row in report.rows) == {"gain": 3, "ratio": 8, "absent": 1}
     assert report.figures["night_p50_over_day_plan.zoo"] == 1.0
+
+
+def test_an_agent_that_does_not_start_with_its_plan_ends_the_mix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stageloom.edge_agent.bench.contest.ContestantProcess", NotStarting)
+    load = ContestLoad(weights=[1.0], deadlines_s=[0.02])
+    with pytest.raises(ContestantError, match="day: out of memory"):
+        measure_gain(Report("pays"), "zoo", [], load, {"day": b"a plan"}, 10.0, 2)

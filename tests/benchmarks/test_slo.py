@@ -36,7 +36,9 @@ from stageloom.edge_agent.bench.model_files import prepare
 from stageloom.edge_agent.bench.rival_settings import Family, RivalSetting
 from stageloom.edge_agent.bench.runtime_options import RuntimeOptions
 from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting
+from stageloom.edge_agent.bench.times_alone import TimesAlone
 from tests.agent.models import write_tiny
+from tests.bench.not_starting import NotStarting
 
 FAMILIES = {
     "naive": Family.NAIVE,
@@ -136,6 +138,7 @@ def told() -> MixMeasurement:
     one.name, one.result, one._effort = "tiny", MixResult(), QUICK
     one._models, one._weights, one._times_folder = [SimpleNamespace(name="tiny0")], [1.0], ""  # type: ignore[list-item]
     one._bfloat16, one._began_s, one._families = False, 0.0, FAMILIES
+    one._services, one._deadlines = TimesAlone({}), {"tiny0": 0.02}
     return one
 
 
@@ -166,6 +169,14 @@ def test_no_load_begins_once_the_mix_s_time_is_over(late: bool, monkeypatch: pyt
     assert left_out(one) == ([("tiny0", None)] if late else [])
     assert ("auto_over_best_setting.tiny0" in one.result.figures) is not late
     assert "stageloom_tiny0" not in contest.names
+
+
+def test_an_agent_that_does_not_start_ends_the_mix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stageloom.edge_agent.bench.contest.ContestantProcess", NotStarting)
+    one = told()
+    monkeypatch.setattr(one, "_rivals", lambda: [RivalSetting("naive", Family.NAIVE, RuntimeOptions())])
+    with pytest.raises(ContestantError, match="stageloom: out of memory"):
+        one.run()
 
 
 class AskedContest(SaturatedContest):
@@ -232,6 +243,7 @@ def test_rows_of_capacities_say_whether_the_search_was_over() -> None:
         "slow": CapacityFound({30: [NONE_IN_TIME]}),
         "naive": CapacityFound({30: [WindowCounts(np.array([9]), np.array([9]))]}),
         "ov_bf16": CapacityFound({lowest: [NONE_IN_TIME]}),
+        "stageloom": carries(30.0),
     }
     one._tell(found)
     rows = {row["contestant"]: row for row in one.result.rows if row["part"] == "capacity"}
