@@ -17,7 +17,8 @@ latencies in float32 at 0.7 of the best rival's capacity, missing where the shar
 `given_up_*.MIX`, exceeds 0.01; `auto_over_best_setting.*` is throughput while eight tasks are always open, of
 the mix and of each of its models alone, over the best setting, which other windows chose: the geometric mean
 of pairs of windows; `auto_over_by_deadline.*` the same over the loop by deadline. `--only saturated` measures
-nothing else. Ablations are rows; `over_full` of one is its capacity over that of the whole plan. When a mix's
+nothing else. Ablations are rows; `over_full` of one is its capacity over that of the whole plan. There are
+none where the agent served another plan than its measurements give, and a row `warning` says so. When a mix's
 time is over, loads not yet saturated are left out, and rows `left_out` say which.
 
 A contestant that dies, and a mix that cannot be measured, is a row `absent`; all others are measured on. The

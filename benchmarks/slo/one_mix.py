@@ -153,13 +153,16 @@ class MixMeasurement:
         }
         return own_plan(self._models, known, whole=whole)
 
-    def _tell_plan(self) -> None:
+    def _tell_plan(self, served: str) -> list[AgentSetting]:
+        """Rows of the plan, by the digest of the one that was served; and that plan without each of its
+        parts, none where it is not the one that the agent's measurements give."""
         plan = self._plan()
-        self._row("plan", plan=plan.digest, text=plan_text(plan).splitlines())
-
-    def _ablations(self) -> list[AgentSetting]:
-        """The agent's plan, each without one of its parts."""
-        plan = self._plan()
+        if served != plan.digest:
+            self._row("plan", plan=served, text=[])
+            text = f"the agent served plan {served[:12]}, not {plan.digest[:12]}, which its measurements give"
+            self._row("warning", text=f"{text}: it took that one back, or never tried it; no ablations")
+            return []
+        self._row("plan", plan=served, text=plan_text(plan).splitlines())
         parts = ablations(plan)
         if any(model.cuts for model in plan.models):
             parts["whole"] = self._plan(whole=True)
@@ -196,14 +199,13 @@ class MixMeasurement:
         own = [AgentSetting(STAGELOOM, times_folder=self._times_folder)]
         if self._effort.saturated_only:
             contest.enter([*(one for one in settings if one.family is not Family.REDUCED), *own])
-            self._tell_plan()
+            self._tell_plan(contest.plans[STAGELOOM])
             self._saturate(contest)
             return
         if self._bfloat16:
             own.append(AgentSetting(REDUCED, precision="bf16", times_folder=self._times_folder))
         contest.enter([*settings, *own])
-        self._tell_plan()
-        contest.enter(self._ablations())
+        contest.enter(self._tell_plan(contest.plans[STAGELOOM]))
         self._started_s = time.monotonic()
         found = {name: CapacityFound() for name in contest.names}
         try:

@@ -37,8 +37,10 @@ from stageloom.edge_agent.bench.rival_settings import Family, RivalSetting
 from stageloom.edge_agent.bench.runtime_options import RuntimeOptions
 from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting
 from stageloom.edge_agent.bench.times_alone import TimesAlone
+from stageloom.shared.plan import StepChoice
 from tests.agent.models import write_tiny
 from tests.bench.not_starting import NotStarting
+from tests.engine.plans import chains
 
 FAMILIES = {
     "naive": Family.NAIVE,
@@ -113,7 +115,7 @@ class SaturatedContest:
     """What each carries while eight tasks are open; `dies` does so where few are compared."""
 
     def __init__(self, dies: str = "") -> None:
-        self.absent = {"ov": "no such operator"}
+        self.absent, self.plans = {"ov": "no such operator"}, {"stageloom": "served"}
         self.carried = {"naive": 4.0, "quick": 10.0, "by_deadline": 20.0, "stageloom": 8.0}
         self.names = list(self.carried)
         self._dies = dies
@@ -204,8 +206,7 @@ def test_ablations_have_windows_of_their_own_and_what_is_known_is_told_where_the
     rivals = [RivalSetting(name, FAMILIES[name], RuntimeOptions()) for name in ("naive", "quick")]
     patched: dict[str, object] = {
         "_rivals": rivals,
-        "_tell_plan": None,
-        "_ablations": [AgentSetting("stageloom_unpinned")],
+        "_tell_plan": [AgentSetting("stageloom_unpinned")],
     }
     patched |= {"_first_per_s": 10.0, "_until_s": 1.0}
     for name, answer in patched.items():
@@ -216,6 +217,20 @@ def test_ablations_have_windows_of_their_own_and_what_is_known_is_told_where_the
     assert contest.asked[1] == (["stageloom_unpinned"], 4)
     measured = [row["contestant"] for row in one.result.rows if row["part"] == "capacity"]
     assert measured == ["naive", "quick", "stageloom", "stageloom_unpinned"]
+
+
+@pytest.mark.parametrize("served", ["", "a plan that was tried before"])
+def test_where_another_plan_was_served_a_row_says_so_and_it_has_no_ablations(
+    served: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = told()
+    plan = replace(chains(2, 1).plan, step_choice=StepChoice.DEADLINE)
+    monkeypatch.setattr(one, "_plan", lambda **how: plan)
+    parts = one._tell_plan(served or plan.digest)
+    rows = {row["part"]: row for row in one.result.rows}
+    assert rows["plan"]["plan"] == (served or plan.digest)
+    assert bool(rows["plan"]["text"]) is bool(parts) is (not served)
+    assert ("warning" in rows) is bool(served)
 
 
 def closely(per_s: float) -> CapacityFound:
