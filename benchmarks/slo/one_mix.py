@@ -22,6 +22,7 @@ from stageloom.edge_agent.bench.contest import (
 from stageloom.edge_agent.bench.in_process import is_installed, openvino_reduces
 from stageloom.edge_agent.bench.load import deadlines_s, rate_index
 from stageloom.edge_agent.bench.model_files import ModelUnderTest
+from stageloom.edge_agent.bench.own_models import short_of_time
 from stageloom.edge_agent.bench.rival_settings import (
     Family,
     RivalSetting,
@@ -31,7 +32,7 @@ from stageloom.edge_agent.bench.rival_settings import (
 from stageloom.edge_agent.bench.runtime_options import RuntimeName
 from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting, kept_times, own_plan
 from stageloom.edge_agent.bench.times_alone import TimesAlone
-from stageloom.edge_agent.machine.control_groups import usable_cores
+from stageloom.edge_agent.machine.control_groups import cpu_quota, usable_cores
 from stageloom.shared.engine.windows import PairedLogs
 from stageloom.shared.plan import Plan, plan_text
 
@@ -174,6 +175,8 @@ class MixMeasurement:
         Raises:
             ContestantError: Stageloom does not serve the models, or died.
         """
+        for warning in short_of_time(len(os.sched_getaffinity(0)), cpu_quota()):
+            self._row("warning", text=warning)
         for model in self._models:
             times = {
                 f"{runtime.value}_{threads}_{precision}_ms": _ms(found[model.name])
@@ -221,7 +224,7 @@ class MixMeasurement:
     def _rivals(self) -> list[RivalSetting]:
         openvino = is_installed(RuntimeName.OPENVINO)
         chosen = {model: runtime for model, (_, runtime) in self.best.items()}
-        cores = len(os.sched_getaffinity(0))
+        cores = len(usable_cores())
         settings = rival_settings(cores, openvino=openvino, bfloat16=self._bfloat16)
         quick = {name.format(cores=cores) for name in _QUICK_RIVALS}
         every = self._effort.every_setting

@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,9 +35,10 @@ from stageloom.edge_agent.bench.contestant_process import ContestantError
 from stageloom.edge_agent.bench.load import rate_index, rate_per_s
 from stageloom.edge_agent.bench.model_files import prepare
 from stageloom.edge_agent.bench.rival_settings import Family, RivalSetting
-from stageloom.edge_agent.bench.runtime_options import RuntimeOptions
+from stageloom.edge_agent.bench.runtime_options import RuntimeName, RuntimeOptions
 from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting
 from stageloom.edge_agent.bench.times_alone import TimesAlone
+from stageloom.edge_agent.machine import control_groups
 from stageloom.shared.plan import StepChoice
 from tests.agent.models import write_tiny
 from tests.bench.not_starting import NotStarting
@@ -179,6 +181,21 @@ def test_an_agent_that_does_not_start_ends_the_mix(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(one, "_rivals", lambda: [RivalSetting("naive", Family.NAIVE, RuntimeOptions())])
     with pytest.raises(ContestantError, match="stageloom: out of memory"):
         one.run()
+
+
+def test_under_a_quota_rivals_are_tuned_for_the_cores_that_it_pays_for_and_a_row_warns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3})
+    for module in (one_mix, control_groups):
+        monkeypatch.setattr(module, "cpu_quota", lambda *_: 1.5)
+    one = told()
+    one.best = {"tiny0": (0.004, RuntimeName.ONNXRUNTIME)}
+    assert "by_deadline_1x1" in [setting.name for setting in one._rivals()]
+    monkeypatch.setattr(one, "_measure", lambda contest: None)
+    one.run()
+    (warning,) = [row["text"] for row in one.result.rows if row["part"] == "warning"]
+    assert warning.startswith("a quota of 1.5 cores on 4")
 
 
 class AskedContest(SaturatedContest):
