@@ -11,9 +11,10 @@ if it does not.
 
 `proven_active_*_ms` is from the trigger to the first launch under a proven plan, by the device's clock,
 as the planner keeps it; rounds with a trial do not count in it. `stall_longest_ms`: a steady stream of tasks
-is served all the time; of all swaps, the longest gap between two of its completions that falls into a second
-around one, less the stream's median gap. `lost_tasks`: tasks of the stream and of the backlogs that ended in
-any other way than completed.
+is served all the time; of all swaps, to A and to B, the longest gap between two of its completions that falls
+into a second around one, less the stream's median gap. Around those to A the command that pushes it takes
+part of the cores. `lost_tasks`: tasks of the stream and of the backlogs that ended in any other way than
+completed, and those of the stream that did not end within ten seconds.
 
 From then on nothing else is started here: the planner's store is read in this process now and then,
 since a command that starts Python every few milliseconds would take the cores that are measured.
@@ -25,7 +26,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -47,6 +48,7 @@ MODELS = ("heavy", "light")
 BACKLOG = 40
 STREAM_PER_S = 50.0
 PATIENCE_S = 60.0
+ANSWER_S = 10.0
 AGENT_SETTINGS = {
     "probation_s": 0.3,
     "alarm_threshold": 1e-4,
@@ -57,35 +59,47 @@ AGENT_SETTINGS = {
 
 
 class Stream:
-    """One task after another at an even pace; when each ended, by the wall clock in microseconds."""
+    """One task after another at an even pace, once it is started; when each completed, by the wall clock in
+    microseconds."""
 
     def __init__(self, client: Client, inputs: dict[str, Any]) -> None:
         self.ended_us: list[int] = []
-        self.lost = 0
+        self._tasks: list[Future[Any]] = []  # whose fate was not asked for yet
         self._client, self._inputs = client, inputs
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
         self._stop.set()
         self._thread.join()
 
+    def take_lost(self, within_s: float) -> int:
+        """Tasks since the last call that failed, or are not answered within so many seconds from now."""
+        tasks = self._tasks[:]
+        del self._tasks[: len(tasks)]  # others are appended all the time
+        answered, silent = wait(tasks, within_s)
+        return len(silent) + sum(one.exception() is not None for one in answered)
+
     def _take(self, future: "Future[Any]") -> None:
         if future.exception() is None:
             self.ended_us.append(time.time_ns() // 1000)
-        else:
-            self.lost += 1
 
     def _run(self) -> None:
         while not self._stop.wait(1.0 / STREAM_PER_S):
-            self._submit()
+            self.submit()
 
-    def _submit(self) -> None:
+    def submit(self) -> None:
+        """One task; an error counts as its answer."""
+        task: Future[Any] = Future()
         try:
-            self._client.submit("light", self._inputs).add_done_callback(self._take)
-        except StageloomError:
-            self.lost += 1
+            task = self._client.submit("light", self._inputs)
+        except StageloomError as error:
+            task.set_exception(error)
+        task.add_done_callback(self._take)
+        self._tasks.append(task)
 
 
 def gap_ms(ended_us: Sequence[int], around_us: int, now_us: int) -> float:
@@ -174,10 +188,13 @@ def rounds(bench: Bench, count: int) -> Iterator[dict[str, Any]]:
     """Per round the times of one re-plan, and the tasks lost since the one before."""
     with Client(bench.socket) as client:
         inputs = {name: _inputs(client, name) for name in MODELS}
-        stream, lost = Stream(client, inputs["light"]), 0
+        stream = Stream(client, inputs["light"])
+        stream.start()
         for number in range(count):
             bench.planner("device", "replan", bench.device, "--off")
             bench.run_plan("A")
+            pushed_us = time.time_ns() // 1000
+            stall_back_ms = gap_ms(stream.ended_us, pushed_us, pushed_us)
             after = max(
                 (found.replan for found in bench.store.read(replan_infos, bench.device, limit=1)), default=0
             )
@@ -193,11 +210,11 @@ def rounds(bench: Bench, count: int) -> Iterator[dict[str, Any]]:
                 "how": found.how,
                 "trigger_to_active_ms": active_ms,
                 "stall_ms": gap_ms(stream.ended_us, swap_us, time.time_ns() // 1000),
+                "stall_back_ms": stall_back_ms,
             }
             progress(f"round {number}: {active_ms:.0f} ms, {found.how}")
             bench.committed(found.generation, ("committed", "rolled_back"))
-            before, lost = lost, stream.lost
-            yield row | {"lost": backlog.lost + lost - before}
+            yield row | {"lost": backlog.lost + stream.take_lost(ANSWER_S)}
         stream.close()
 
 
@@ -228,7 +245,7 @@ def figures_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     times = [row["trigger_to_active_ms"] for row in rows if row["how"] == "proven"]
     found = {f"proven_active_p{percent}_ms": percentile(times, percent) for percent in (50, 99) if times}
     return found | {
-        "stall_longest_ms": max((row["stall_ms"] for row in rows), default=0.0),
+        "stall_longest_ms": max((max(row["stall_ms"], row["stall_back_ms"]) for row in rows), default=0.0),
         "lost_tasks": float(sum(row["lost"] for row in rows)),
         "rounds": float(len(rows)),
         "proven_rounds": float(len(times)),
