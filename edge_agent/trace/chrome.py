@@ -177,7 +177,7 @@ def _tasks(found: Timeline) -> Iterable[Event]:
             continue  # it came before the recording: its begin is not part of it
         name = "+".join(task.models)
         common = {"name": name, "cat": "task", "id": str(task.task), "pid": QUEUES, "tid": 0}
-        began_s = task.queued_s if task.began_s is None else task.began_s
+        began_s = task.ended_s if task.began_s is None else task.began_s
         queued_ms = round(1e3 * (began_s - task.queued_s), 3)
         begin = {"ph": "b", "ts": _us(task.queued_s - found.recorded.began_s), "args": {"task": task.task}}
         end = {"outcome": task.outcome, "queued_ms": queued_ms}

@@ -532,6 +532,7 @@ class EngineRuntime:
         self._commands.take()
 
     def _finish_step(self, step: Step) -> None:
+        self._tasks.note_reached(step, self._clock())
         try:
             result = self.executor.wait(step.id)
         except Exception as error:  # a backend's; the tasks fail and the engine goes on

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class EngineTask(Task):
     """A task with its tensors and its owner. Subclasses say where the tensors lie."""
 
-    __slots__ = ("finish", "problem", "started_s", "writing")
+    __slots__ = ("finish", "problem", "reached_s", "started_s", "writing")
 
     def __init__(
         self,
@@ -30,7 +30,8 @@ class EngineTask(Task):
         deadline_s: float | None = None,
     ) -> None:
         super().__init__(id=id, models=models, nbytes=nbytes, priority=priority, deadline_s=deadline_s)
-        self.started_s: float | None = None  # when its first step began to run
+        self.reached_s: float | None = None  # when a lane came to its first step
+        self.started_s: float | None = None  # when that began to run, by the step that has ended
         self.writing = 0  # lanes that are writing its outputs: the answer waits for them
         self.problem = ""  # why its outputs could not be written
         self.finish: FinishTask | None = None
@@ -71,6 +72,18 @@ class TaskTable:
         if spare is None:
             spare = _zero_inputs(model)
         return [row if row is not None else spare for row in rows]
+
+    def note_reached(self, step: Step, now: float) -> None:
+        """A lane has come to a step: that is when those of its tasks began that end before the step does.
+
+        Without the lock, which every step would pay for: a task that ends at this very moment is passed over.
+        """
+        for member in step.members:
+            if member.member.block == 0:
+                for number in member.tasks:
+                    task = self.tasks.get(number)
+                    if task is not None and task.reached_s is None:
+                        task.reached_s = now
 
     def note_start(self, step: Step, started_s: float) -> None:
         """A step has run: its tasks have begun then, where it was their first."""
@@ -126,12 +139,15 @@ class TaskTable:
         outcome, code, reason = finish.outcome, finish.code, finish.reason
         if outcome is Outcome.COMPLETED and task.problem:
             outcome, code, reason = Outcome.FAILED, "output", task.problem
+        started_s = task.started_s
+        if started_s is None and task.reached_s is not None:
+            started_s = min(task.reached_s, now)  # noted without the lock, so perhaps later than `now`
         if self.window is not None:
             self.window.task_ended(task, outcome, now)
         if self.recorder is not None:
-            self.recorder.task(task.id, task.models, (task.arrived_s, task.started_s, now), outcome)
+            self.recorder.task(task.id, task.models, (task.arrived_s, started_s, now), outcome)
         return TaskDone(
-            task.id, outcome, code, reason, task.arrived_s, task.started_s, now, finish.parts, finish.plan
+            task.id, outcome, code, reason, task.arrived_s, started_s, now, finish.parts, finish.plan
         )
 
 

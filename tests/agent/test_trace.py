@@ -35,6 +35,7 @@ from stageloom.edge_agent.worker.recorder import (
     RecordingSummary,
     StepEntry,
     SwapEntry,
+    TaskEntry,
 )
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan, bind
@@ -169,6 +170,14 @@ def test_launches_queues_tasks_and_the_first_plan_are_there(trace: Trace) -> Non
     assert {e["name"] for e in events if e["ph"] == "C"} == {"queue a", "queue b"}
     assert sum(e["ph"] == "b" for e in events) == sum(e["ph"] == "e" for e in events) == 4
     assert [len(e["args"]["plan"]) for e in events if e.get("cat") == "swap"] == [64]
+
+
+def test_a_task_of_which_no_step_began_was_queued_until_its_end() -> None:
+    tasks = [TaskEntry(1, ("a",), 1.0, None, 1.5, "expired"), TaskEntry(2, ("a",), 1.0, 1.25, 2.0, "expired")]
+    batch, recorded = RecordingBatch([], [], [], tasks), RecordingSummary(0.0, 9.0, {}, 0, 0.0)
+    trace = chrome_trace(timeline(batch, recorded, {}, CostTable()), costs="estimated")
+    ends = [event["args"] for event in trace["traceEvents"] if event["ph"] == "e"]
+    assert [end["queued_ms"] for end in ends] == [500.0, 250.0]
 
 
 def test_members_of_a_fallback_are_drawn_one_after_another() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from stageloom.edge_agent.executor.base import StepResult
 from stageloom.edge_agent.executor.null import NullExecutor
 from stageloom.edge_agent.worker import recorder as subject
 from stageloom.edge_agent.worker.inprocess import InProcessEngine
@@ -21,7 +22,7 @@ from stageloom.edge_agent.worker.recorder import (
 )
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.engine.steps import Outcome
-from stageloom.shared.ids import TaskId
+from stageloom.shared.ids import StepId, TaskId
 from stageloom.shared.plan import Plan
 from stageloom.shared.search.compose import ModelChoice, compose
 from tests.executor.models import artifact_of, random_inputs
@@ -137,6 +138,32 @@ def test_a_swap_is_recorded_with_the_plan_that_it_goes_to(shell: InProcessEngine
     assert batch is not None
     assert [one.key for one in batch.swaps] == [1, second]
     assert {one.key for one in batch.steps} == {second}
+
+
+@pytest.mark.parametrize("outcome", ["cancelled", "failed"])
+def test_a_task_that_ends_in_its_first_step_is_recorded_as_one_that_began(
+    model: Artifact, outcome: str
+) -> None:
+    """And one that ends before any step of it as one that never did."""
+
+    class Disturbed(NullExecutor):
+        def wait(self, step: StepId) -> StepResult:
+            if outcome == "failed":
+                raise RuntimeError("the backend broke")
+            engine._driver.cancel(TaskId(1))
+            return super().wait(step)
+
+    recorder, inputs = Recorder(), random_inputs(model.graph, 1)
+    with InProcessEngine(Disturbed()) as engine:
+        engine.activate(engine.load(_plan(model), {model.digest: model}))
+        engine.record(recorder)
+        assert engine.submit("net", inputs).exception(60.0) is not None
+        assert engine.submit("net", inputs, deadline_s=0.0).exception(60.0) is not None
+    batch = recorder.take()
+    assert batch is not None
+    first, second = batch.tasks
+    assert (first.outcome, second.outcome, second.began_s) == (outcome, "expired", None)
+    assert first.began_s is not None and first.queued_s <= first.began_s <= first.ended_s
 
 
 @pytest.mark.promise("recording-bounded-answered-once")
