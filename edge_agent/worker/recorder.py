@@ -222,12 +222,17 @@ class Recorder:
     def note_queues(self, core: EngineCore, key: PlanKey | None, now: float) -> None:
         """An event was dealt with: note what it did to the queues and to the plan that runs."""
         begun_s = time.thread_time()
-        for name, queued, launched in core.queues():
+        queues = core.queues()
+        for name, queued, launched in queues:
             before = self._seen.get(name)
             if before != (queued, launched):
                 self._seen[name] = (queued, launched)
                 since = 0 if before is None else launched - before[1]
                 self._keep(self._queues, QueueEntry(now, name, queued, since))
+        if len(self._seen) > len(queues):  # no plan serves some model any more
+            for name in self._seen.keys() - {name for name, _, _ in queues}:
+                del self._seen[name]
+                self._keep(self._queues, QueueEntry(now, name, 0, 0))
         if key != self._key:
             self._key = key
             self._keep(self._swaps, SwapEntry(now, key))

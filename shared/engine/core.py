@@ -120,6 +120,7 @@ class EngineCore:
             before.kept = keep
             self._scheduler.loosen(before)
         self._registry.follow(plan, shrink=not keep)
+        self._registry.forget_unserved(self._plans.values())
         return self._end(now)
 
     def unload(self, key: PlanKey, now: float) -> list[Action]:
@@ -164,6 +165,7 @@ class EngineCore:
     def _release(self, plan: PlanState) -> None:
         del self._plans[plan.key]
         self._scheduler.remove(plan)
+        self._registry.forget_unserved(self._plans.values())
 
     # Programs
 

@@ -230,7 +230,7 @@ class TaskQueue:
 
 
 class Launcher:
-    """One model by name; it outlives the plans that serve it."""
+    """One model by name; it goes on from plan to plan while one serves it."""
 
     __slots__ = (
         "arrived",

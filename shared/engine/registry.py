@@ -1,7 +1,7 @@
 """Every task from submission to its one end: admission, deadlines, refusals, counters and answers."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 
 from stageloom.shared.engine.queues import Launcher, SharedLine
@@ -150,6 +150,16 @@ class TaskRegistry:
                 launcher.served = False
                 launcher.target = None
                 self.refuse_all(launcher, Code.MODEL_REMOVED, f"the new plan lacks model {name!r}")
+
+    def forget_unserved(self, plans: Iterable[PlanState]) -> None:
+        """Drop launchers of models that none of these plans has, but for those that a task still names."""
+        gone = {name for name, launcher in self.launchers.items() if not launcher.served}
+        for plan in plans:
+            gone.difference_update(plan.bound.model_index)
+        for task in self.tasks.values() if gone else ():
+            gone.difference_update(task.models)
+        for name in gone:
+            del self.launchers[name]
 
     def end_part(
         self, task: Task, model: str, outcome: Outcome, reason: str, plan: PlanKey | None = None

@@ -81,9 +81,14 @@ class Arrivals:
         self._rise: Moment | None = None
 
     def add(self, at_s: float, counts: Mapping[str, int]) -> None:
-        """Take in the tasks so far, by model; counts that fell are those of a new engine process."""
-        before = self.newest
-        if before is not None and any(count < before.counts.get(name, 0) for name, count in counts.items()):
+        """Take in the tasks so far, by model.
+
+        Counts that fell are those of a new engine process, or of a model that was gone and came back.
+        """
+        known = [] if self.newest is None else [self.newest]
+        if known and not counts.keys() <= known[0].counts.keys():
+            known += self.moments
+        if any(count < one.counts.get(name, 0) for one in known for name, count in counts.items()):
             self.moments.clear()
             self._rise = None
         self.newest = Moment(at_s, counts)

@@ -108,12 +108,12 @@ class SpyCore(EngineCore):
         super().__init__(max_preparing=max_preparing, max_programs=max_programs)
         self.spy = self._scheduler.chooser = SpyChooser()
         self.launches: list[tuple[float, str, int]] = []  # when, model, tasks
-        self._last: dict[str, tuple[float, int]] = {}  # launch of each model, and its tasks
+        self._last: dict[Launcher, tuple[float, int]] = {}  # launch of each, and its tasks
 
     def _launch_one(self, launcher: Launcher, now: float, lanes: int = -1) -> None:
         assert launcher.target is not None
         plan = launcher.target.bound.plan
-        last_s, tasks = self._last.get(launcher.name, (now, 0))
+        last_s, tasks = self._last.get(launcher, (now, 0))
         if now < last_s + plan.launch_interval_us * 1e-6 * tasks:
             assert plan.work_conserving, "a strict model was launched before its interval was over"
             assert 0 in self._scheduler.lanes, "launched early without an idle lane"
@@ -122,7 +122,7 @@ class SpyCore(EngineCore):
         taken = launcher.launched - before
         assert 1 <= taken <= plan.batch
         self.launches.append((now, launcher.name, taken))
-        self._last[launcher.name] = now, taken
+        self._last[launcher] = now, taken
 
     @property
     def plans(self) -> list[PlanState]:

@@ -229,6 +229,30 @@ def test_a_model_that_comes_back_is_served_again() -> None:
     assert driver.outcome(task) == "completed"
 
 
+def test_a_model_that_no_plan_serves_is_forgotten_once_its_last_step_has_ended() -> None:
+    driver = Driver(_plan(_cut(), _cut(name="b")))
+    task = driver.submit("b")
+    driver.load(1, _plan(_cut()))
+    driver.activate(1)
+    assert [*driver.core.completed()] == ["a", "b"]
+    driver.end_all()
+    assert driver.outcome(task) == "completed"
+    assert [*driver.core.completed()] == [one.name for one in driver.core.snapshot(0.0).models] == ["a"]
+
+
+def test_models_of_many_plans_that_came_and_went_are_forgotten() -> None:
+    """One by one, as the versions of a model do; an engine without room for two plans gives up one first."""
+    driver = Driver(_plan(_cut()))
+    for key, name in enumerate("bababa", 1):
+        driver.submit("ab"[key % 2 == 0])
+        driver.do(driver.core.drain(driver.now))
+        driver.end_all()
+        driver.do(driver.core.unload(PlanKey(key - 1), driver.now))
+        driver.load(key, _plan(_cut(name=name)))
+        driver.activate(key)
+        assert [one.name for one in driver.core.snapshot(0.0).models] == [name]
+
+
 def test_queued_tasks_are_kept_unless_the_new_model_takes_other_inputs() -> None:
     driver = Driver(chains(1, run_ahead=1))
     tasks = [driver.submit("a") for _ in range(3)]
@@ -383,6 +407,18 @@ def test_a_kept_plan_stays_loaded_and_can_be_activated_again() -> None:
     assert driver.released == []
     _switch(driver, 0, keep=False)
     assert driver.released == [1], "the loser of the trial frees itself"
+
+
+def test_a_model_that_a_kept_plan_serves_is_not_forgotten() -> None:
+    driver = Driver(_plan(_cut(), _cut(name="b")))
+    driver.load(1, _plan(_cut()))
+    driver.submit("b")
+    driver.end_all()
+    _switch(driver, 1, keep=True)
+    assert driver.core.completed() == {"a": 0, "b": 1}
+    _switch(driver, 1, keep=False)
+    driver.do(driver.core.unload(PlanKey(0), driver.now))
+    assert driver.core.completed() == {"a": 0}
 
 
 def test_tasks_wait_through_a_drain_and_run_on_the_plan_that_ends_it() -> None:

@@ -129,3 +129,14 @@ def test_a_model_that_a_new_engine_process_serves_later_than_another_counts_anew
     for at_s, counts in ((2.0, {"a": 2, "b": 1}), (2.5, {"a": 7, "b": 1})):
         arrivals.add(at_s, counts)
     assert arrivals.late("a").per_s == pytest.approx(10.0)
+
+
+def test_a_model_that_was_gone_and_comes_back_counts_anew() -> None:
+    arrivals = Arrivals()
+    for tick in range(300):
+        counts = {"a": tick}
+        if not 100 <= tick < 150:
+            counts["b"] = 10 * tick if tick < 100 else tick - 150
+        arrivals.add(tick * PACE_S, counts)
+    assert arrivals.late("b").per_s == pytest.approx(10.0, abs=0.1)
+    assert arrivals.usual("b").per_s == pytest.approx(10.0, abs=0.1)

@@ -25,6 +25,8 @@ from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.ids import StepId, TaskId
 from stageloom.shared.plan import Plan
 from stageloom.shared.search.compose import ModelChoice, compose
+from tests.engine.driver import Driver
+from tests.engine.plans import chains
 from tests.executor.models import artifact_of, random_inputs
 
 TASKS = 5
@@ -138,6 +140,20 @@ def test_a_swap_is_recorded_with_the_plan_that_it_goes_to(shell: InProcessEngine
     assert batch is not None
     assert [one.key for one in batch.swaps] == [1, second]
     assert {one.key for one in batch.steps} == {second}
+
+
+def test_the_queue_of_a_model_that_the_new_plan_lacks_is_recorded_as_empty() -> None:
+    recorder, driver = Recorder(), Driver(chains(1, 1, lanes=1, run_ahead=1))
+    for _ in range(3):
+        driver.submit("b")
+    recorder.note_queues(driver.core, None, 1.0)
+    driver.load(1, chains(1))
+    driver.activate(1)
+    driver.end_all()
+    recorder.note_queues(driver.core, None, 2.0)
+    batch = recorder.take()
+    assert batch is not None
+    assert [(one.at_s, one.queued) for one in batch.queues if one.model == "b"] == [(1.0, 1), (2.0, 0)]
 
 
 @pytest.mark.parametrize("outcome", ["cancelled", "failed"])
