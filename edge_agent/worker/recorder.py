@@ -43,7 +43,11 @@ class RecordingFile:
     """
 
     def __init__(self, descriptor: int) -> None:
-        """Begin to write; `descriptor` stays the caller's."""
+        """Begin to write; `descriptor` stays the caller's.
+
+        Raises:
+            OSError: the system gives no more descriptors or threads.
+        """
         self.error = ""
         self._descriptor = os.dup(descriptor)
         self._handed_bytes = 0
@@ -51,7 +55,11 @@ class RecordingFile:
         self._abandoned = False
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="recording", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # threading's, where there are too many threads
+            os.close(self._descriptor)
+            raise OSError(f"{error}; raise the limit of threads (TasksMax of the service)") from error
 
     def put(self, data: bytes) -> bool:
         """Hand data over; False, and nothing of it is written, if the file is full or too slow."""
@@ -293,7 +301,11 @@ class Recording:
         self.due_s = math.inf  # when `advance` has something to do
 
     def order(self, order: StartRecording, fd: int, now: float) -> None:
-        """Record from now on into a file; `fd` stays the caller's."""
+        """Record from now on into a file; `fd` stays the caller's.
+
+        Raises:
+            OSError: as `RecordingFile`.
+        """
         driver = self._driver()
         if self._order is not None or (self._file is not None and not self._file.ended):
             self._report(RecordingEnded(order.number, "another recording is under way"))

@@ -236,6 +236,26 @@ def test_a_file_is_written_on_any_core_though_a_lane_that_keeps_to_one_took_the_
     assert written_on == [allowed]
 
 
+def test_a_recording_for_which_there_is_no_thread_does_not_begin_and_keeps_no_file(
+    desk: _Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    closed: list[int] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        patched.setattr(os, "dup", lambda descriptor: -descriptor)
+        patched.setattr(os, "close", closed.append)
+        with pytest.raises(OSError, match="can't start new thread; raise the limit of threads"):
+            desk.recording.order(StartRecording(1, 1.0), desk.file, 0.0)
+    assert closed == [-desk.file]
+    assert desk.driver is not None and desk.driver.recorder is None
+    desk.recording.order(StartRecording(2, 1.0), desk.file, 0.0)
+    desk.until_quiet(1.0)
+    assert desk.reports == [RecordingEnded(2)]
+
+
 def test_only_one_recording_at_a_time(desk: _Desk) -> None:
     desk.recording.order(StartRecording(1, 1.0), desk.file, 0.0)
     desk.recording.order(StartRecording(2, 1.0), desk.file, 0.5)
