@@ -15,7 +15,7 @@ from stageloom.shared.ids import Digest, OpId
 from stageloom.shared.launch_list import LaunchList, lower
 from stageloom.shared.legality import split_violations, violations
 from stageloom.shared.partition import Axis, splits_text
-from stageloom.shared.plan import CombinedBlock, ExecutorOptions, Member, ModelPlan, Plan, Wait
+from stageloom.shared.plan import MAX_MEMBERS, CombinedBlock, ExecutorOptions, Member, ModelPlan, Plan, Wait
 from stageloom.shared.schedule import OWN_RESOURCE, Schedule, names_resources, resources_named
 from stageloom.shared.split_graph import SplitOrigin, derive
 
@@ -199,8 +199,9 @@ def bind(plan: Plan, graphs: Mapping[Digest, Graph]) -> BoundPlan:
 
     Raises:
         PlanError: an artifact is absent, a cut is no base cut, a batch is not allowed, a block is in no or in
-            two combined blocks, blocks of a model differ in precision, a split or a schedule is illegal, a
-            block has no place where the plan is to find one, or the wait rule cannot be honoured.
+            two combined blocks, one of these has too many members, blocks of a model differ in precision, a
+            split or a schedule is illegal, a block has no place where the plan is to find one, or the wait
+            rule cannot be honoured.
     """
     _check_positive(plan)
     models = tuple(_bind_model(model, graphs) for model in plan.models)
@@ -281,6 +282,11 @@ def _check_cover(plan: Plan, models: tuple[BoundModel, ...]) -> None:
             seen.add(member)
         if not combined.members:
             raise PlanError("a combined block has no member")
+        if len(combined.members) > MAX_MEMBERS:
+            raise PlanError(
+                f"a combined block has {len(combined.members)} members, more than {MAX_MEMBERS}",
+                remedy="use a smaller members_max, or fewer replicas",
+            )
     if missing := wanted - seen:
         raise PlanError(f"block {tuple(min(missing))} is in no combined block")
 

@@ -27,6 +27,7 @@ executors or a placement are written as version 2, all others as version 1."""
 MAX_PLAN_BYTES = 96 << 10  # decoding lists costs up to 72 bytes of memory per byte
 MAX_MODELS = 64
 MAX_COMBINED = 4096
+MAX_MEMBERS = 62  # of a combined block: masks of them travel as numbers of at most 2**62
 MAX_LANES = 16
 MAX_EXECUTORS = 16
 MAX_CORES = 1024

@@ -38,6 +38,7 @@ from stageloom.shared.messages.outputs import Tolerance
 from stageloom.shared.plan import (
     MAX_CORES,
     MAX_LANES,
+    MAX_MEMBERS,
     IssueOrder,
     PlacementPolicy,
     QueueRule,
@@ -203,7 +204,7 @@ class PlanCreateRequest(Request, frozen=True, kw_only=True):
     policy: Name | None = None
     device: DeviceName | None = None
     combination: Name = "alone"
-    members_max: Annotated[int, Meta(ge=1, le=64)] = 2
+    members_max: Annotated[int, Meta(ge=1, le=MAX_MEMBERS)] = 2
     lanes: Annotated[int, Meta(ge=1, le=16)] = 1
     executor: Name = "onnx"
     intra_op_threads: Annotated[int, Meta(ge=1, le=256)] = 1

@@ -23,6 +23,7 @@ from stageloom.shared.messages.base import (
     ShortText,
     SmallCount,
 )
+from stageloom.shared.plan import MAX_MEMBERS
 from stageloom.shared.text import counted
 
 
@@ -161,7 +162,7 @@ class ReplanningChangeRequest(Request, frozen=True, kw_only=True):
     device: DeviceName
     enabled: bool | None = None
     scheduler: Name | None = None
-    members_max: Annotated[int, Meta(ge=1, le=64)] | None = None
+    members_max: Annotated[int, Meta(ge=1, le=MAX_MEMBERS)] | None = None
     budget_s: Budget | None = None
     proposer: Proposer | None = None
     attach: bool | None = None

@@ -9,6 +9,7 @@ from stageloom.planner.schema.base import Budget, Reply, Request
 from stageloom.planner.schema.plan import ModelOptions
 from stageloom.planner.schema.replan import TrialInfo
 from stageloom.shared.messages.base import DeviceName, DigestText, Line, Name, Real, SmallCount
+from stageloom.shared.plan import MAX_MEMBERS
 
 
 class SchedulerKind(str, Enum):
@@ -48,7 +49,7 @@ class SchedulerCompareRequest(Request, frozen=True, kw_only=True):
     schedulers: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
     device: DeviceName | None = None
     combination: Name = "alone"
-    members_max: Annotated[int, Meta(ge=1, le=64)] = 2
+    members_max: Annotated[int, Meta(ge=1, le=MAX_MEMBERS)] = 2
     executor: Name = "onnx"
     r: Annotated[int, Meta(ge=1, le=1024)] | None = None
     s: Annotated[int, Meta(ge=1, le=1024)] | None = None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
-from stageloom.shared.plan import ExecutorOptions, Plan, StepChoice
+from stageloom.shared.plan import MAX_MEMBERS, ExecutorOptions, Plan, StepChoice
 from stageloom.shared.search.compose import Combination, ModelChoice, Rules
 from stageloom.shared.search.costs import CostTable
 from stageloom.shared.search.interface import TOP_LIMITS, Budget, Limits
@@ -143,8 +143,10 @@ def _job(basis: SearchJob, name: str) -> SearchJob:
         return replace(basis, scheduler=name, combination=Combination.ALONE)
     if name in SEARCHES:
         scheduler, combination = SEARCHES[name]
-        members_max = len(basis.models) if combination is Combination.ALIGNED else basis.members_max
-        return replace(basis, scheduler=scheduler, combination=combination, members_max=members_max)
+        most = len(basis.models) if combination is Combination.ALIGNED else basis.members_max
+        return replace(
+            basis, scheduler=scheduler, combination=combination, members_max=min(most, MAX_MEMBERS)
+        )
     if name in SEEDS:
         structure, combination = SEEDS[name]
         placed = policies()[structure].plan(basis)

@@ -14,7 +14,7 @@ from stageloom.shared.blocks import combine, split
 from stageloom.shared.errors import PlanError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest
-from stageloom.shared.plan import MAX_PLAN_BYTES, CombinedBlock, Member, Plan
+from stageloom.shared.plan import MAX_MEMBERS, MAX_PLAN_BYTES, CombinedBlock, Member, Plan
 from stageloom.shared.schedule import Schedule
 from stageloom.shared.search.beam import beam
 from stageloom.shared.search.costs import CostTable, MemberOf, combined_digest
@@ -113,7 +113,8 @@ class Refinement:
         parts = _PartsOf(shape, self._graphs)
         self._before = {parts.key(block.members): block.schedule for block in parent.combined}
         most = max(MEMBERS_LEAST, len(shape.models), *(len(members) for members in shape.combined))
-        return neighbours(shape, self._graphs, members_max=most, wait=parent.wait, rng=self._rng)
+        bound = min(most, MAX_MEMBERS)
+        return neighbours(shape, self._graphs, members_max=bound, wait=parent.wait, rng=self._rng)
 
     def _job(self, parent: Plan, shape: PlanShape) -> NeighbourJob:
         parts = _PartsOf(shape, self._graphs)

@@ -14,7 +14,7 @@ from typing import Final
 
 from stageloom.shared.errors import StageloomError
 from stageloom.shared.extensions import Extension, ExtensionGroup, Extensions, extensions
-from stageloom.shared.plan import MAX_LANES, StepChoice, Wait
+from stageloom.shared.plan import MAX_LANES, MAX_MEMBERS, StepChoice, Wait
 from stageloom.shared.search.compose import Combination, ModelChoice
 from stageloom.shared.search.job import SearchJob
 
@@ -121,7 +121,7 @@ def _joint(job: SearchJob, wait: Wait) -> SearchJob:
         job,
         models=tuple(_single(choice) for choice in job.models),
         combination=Combination.ALIGNED,
-        members_max=len(job.models),
+        members_max=min(len(job.models), MAX_MEMBERS),
         lanes=1,
         rules=replace(job.rules, wait=wait, wait_timeout_us=0, step_choice=StepChoice.RATIO),
     )
@@ -142,7 +142,7 @@ def _self_acceleration(job: SearchJob) -> SearchJob:
         job,
         models=models,
         combination=Combination.REPLICAS,
-        members_max=max(choice.replicas for choice in models),
+        members_max=min(max(choice.replicas for choice in models), MAX_MEMBERS),
         lanes=1,
         rules=replace(job.rules, wait=Wait.NONE, wait_timeout_us=0, step_choice=StepChoice.RATIO),
     )

@@ -4,13 +4,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
+import msgspec
 import pytest
 
 from stageloom.shared.blocks import slot_readers, slot_reads, split
-from stageloom.shared.bound import bind
+from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.errors import PlanError
 from stageloom.shared.graph import Graph
-from stageloom.shared.plan import CombinedBlock, Member, ModelPlan, Plan, Wait
+from stageloom.shared.messages.base import Mask
+from stageloom.shared.plan import MAX_MEMBERS, CombinedBlock, Member, ModelPlan, Plan, Wait
 from stageloom.shared.schedule import StageSchedule
 from tests.engine.generate import chain, digest, graph_of, members_of, random_graph, sequential
 from tests.engine.plans import chains, models_of, with_models
@@ -174,6 +176,17 @@ def test_a_plan_with_an_illegal_schedule_is_refused() -> None:
 
     with pytest.raises(PlanError, match="never runs"):
         _spoil(change)
+
+
+def test_a_combined_block_of_more_members_than_a_mask_has_room_for_is_refused() -> None:
+    def all_in_one(replicas: int) -> BoundPlan:
+        group = [(0, replica, 0) for replica in range(replicas)]
+        return chains(1, groups=[group], fields={"replicas": replicas})
+
+    mask = all_in_one(MAX_MEMBERS).combined[0].full_mask
+    assert msgspec.convert(mask, Mask) == mask
+    with pytest.raises(PlanError, match="63 members, more than 62; use a smaller members_max"):
+        all_in_one(MAX_MEMBERS + 1)
 
 
 def test_batches_need_a_model_whose_rows_are_independent() -> None:

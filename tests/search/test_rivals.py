@@ -106,6 +106,12 @@ def test_self_acceleration_schedules_replicas_of_a_model_together() -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["synchronised", "shared_input", "self_acceleration"])
+def test_policies_combine_no_more_than_a_combined_block_may_hold(name: str) -> None:
+    models = tuple(choice(LEFT, replicas=64) for _ in range(64))
+    assert policy(name).plan(SearchJob(models=models)).members_max == 62
+
+
 def test_an_unknown_policy_names_those_there_are() -> None:
     with pytest.raises(SettingError, match="'pos'; choose one of batching, instances, proportional"):
         policy("pos")
