@@ -84,6 +84,7 @@ FACTS: Final = (
     RowKind.PLAN_ACTIVATED,
     RowKind.MACHINE_FACTS,
     RowKind.EXECUTOR_TIME,
+    RowKind.STAGE_PROFILE_RESULT,  # costs know its stages, and it alone its whole steps
 )
 """Kinds of rows that are few and each of its own worth: they stay as long as the hours do."""
 

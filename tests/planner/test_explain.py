@@ -20,6 +20,7 @@ from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.plans import add_plan
 from stageloom.planner.store.predictions import keep_considered
 from stageloom.planner.store.replan_pushes import push_replan
+from stageloom.planner.store.retention import Retention, tidy
 from stageloom.planner.store.tables import OperatorCostRow, PlanRow
 from stageloom.shared.bound import bind
 from stageloom.shared.ids import Digest, OpId
@@ -37,6 +38,7 @@ from tests.planner.world import World, ended
 from tests.shared.test_merge import same, siblings
 from tests.store.helpers import NANO
 
+DAY_S = 86_400.0
 _PAIR = stage_terms([GroupTerms(1e-4, 0.0, 0.0, 0.0, 0.0, 1)] * 2, 2e-5)
 TAUGHT = fit([Sample(_PAIR, took_s) for took_s in (1.1e-4, 1.2e-4, 1.3e-4)], launch_s=2e-5)
 ALONE = OperatorCostRow(runs=5, spread_us=1.0, measured_on=NANO, measured_at_us=1)
@@ -107,6 +109,16 @@ def test_a_stage_whose_measurement_is_too_old_is_to_be_measured_again(world: Wor
         said = answer_of(api, routes.PLAN_EXPLAIN, PlanExplainRequest(plan="greedy", device=NANO))
         middle = said.blocks[0].lines[1]
         assert (middle.source, middle.sure) == (CostSource.MEASURED, sure)
+
+
+def test_what_a_whole_step_took_is_shown_for_as_long_as_hours_of_telemetry_are_kept(world: World) -> None:
+    world.kept("greedy")
+    world.profiled()
+    world.measured("greedy", tuple(StageTiming(at, 100.0, 1.0, 5) for at in range(3)), 333.0)
+    world.clock.advance(30 * DAY_S)
+    assert sum(tidy(world.store, Retention(2 * DAY_S, 14 * DAY_S, 400 * DAY_S))), "operators' times"
+    (block,) = world.explained("greedy", "--device", NANO)["blocks"]
+    assert block["step_us"] == 333.0
 
 
 def test_a_prediction_says_its_doubt_and_a_measurement_has_none(world: World) -> None:

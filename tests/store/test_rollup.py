@@ -135,6 +135,6 @@ def test_what_is_not_a_measurement_is_not_rolled_up() -> None:
 
 
 def test_every_kind_of_row_is_rolled_up_or_a_fact_or_meant_to_go() -> None:
-    profiles = (RowKind.PROFILE_RESULT, RowKind.PART_PROFILE_RESULT, RowKind.STAGE_PROFILE_RESULT)
+    profiles = (RowKind.PROFILE_RESULT, RowKind.PART_PROFILE_RESULT)
     gone = (RowKind.STEP_TRACE, *profiles, RowKind.UNREADABLE)
     assert Counter([*ROLLED_KINDS, *FACTS, *gone]) == Counter(RowKind)
