@@ -336,6 +336,8 @@ def _expected_s(
     )
     for _, row in rows(RowKind.STAGE_PROFILE_RESULT):
         data = row.data
-        if isinstance(data, StageProfileResult) and data.plan == digest and data.step_us > 0.0:
+        if not isinstance(data, StageProfileResult) or data.plan != digest:
+            continue
+        if data.step_us > 0.0 and data.environment in ("", held.device_class):
             expected[data.combined_block] = data.step_us * 1e-6
     return expected

@@ -237,6 +237,28 @@ def test_a_drift_is_judged_by_the_steps_since_the_last_one_whatever_the_clock_of
     world.close()
 
 
+def test_what_steps_took_in_another_environment_hides_no_drift(tmp_path: Path) -> None:
+    """In an environment that no alarm told of, such as another version of the executor, they took twice as
+    long."""
+    clock = ManualClock(wall_us=SystemClock().wall_us())
+    world = World(tmp_path, idle=False, clock=clock, began_us=clock.wall_us())
+    device = world.device
+    device.traced = False
+    clock.advance(60.0)
+    assert device.serve(60) is None
+    device.clock = 0.5
+    clock.advance(120.0)
+    alarm = device.serve(60)
+    assert alarm is not None and alarm.cause == "drift"
+    device.environment = SLOW
+    device.profile_stages(world.first)
+    replan = LinkStore(world.store).record_alarm(NANO, alarm)
+    assert replan is not None
+    found = recalibration(world.store, NANO, replan, clock.wall_us())
+    assert found is not None and found[1] > 1.2
+    world.close()
+
+
 @pytest.mark.promise("another-power-mode-planned")
 def test_another_power_mode_is_planned_with_costs_of_that_mode(world: World) -> None:
     """1. The mode changes, and with it the clock: one alarm, which is no drift. 2. Operators were not
