@@ -19,6 +19,7 @@ from stageloom.planner.store.events import recent_refusals
 from stageloom.planner.store.replans import end_overdue
 from stageloom.planner.store.rows import add_event
 from stageloom.planner.store.tables import (
+    AlarmRow,
     CalibrationRow,
     ClockTrustRow,
     DeviceRow,
@@ -111,6 +112,7 @@ def advance_clock(session: Session, elapsed_s: float) -> float:
 _PAST: Final = (
     DeviceRow.last_seen_us,
     GenerationRow.decided_at_us,
+    AlarmRow.received_at_us,
     ReplanRow.begun_at_us,
     RegimeRow.at_us,
     ExpectedRegimeRow.found_at_us,

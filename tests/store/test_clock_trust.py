@@ -15,6 +15,7 @@ from stageloom.planner.schema.service import ClockTrustRequest
 from stageloom.planner.store import schema
 from stageloom.planner.store.desired import newest_desired
 from stageloom.planner.store.devices import device_info
+from stageloom.planner.store.fleet_view import newest_alarms
 from stageloom.planner.store.fruitless import measured_us
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.regimes import known_regimes
@@ -202,6 +203,7 @@ def test_a_clock_that_was_ahead_at_the_first_start_of_all_is_mended_by_an_operat
     assert store.read(filed_rows, NANO, [RowKind.QUEUE_SAMPLE]) == [(T0_US, first), (T0_US + 1, second)]
     assert store.read(device_info, NANO).last_seen_us == T0_US
     assert LinkStore(store).record_alarm(NANO, alarm(2)) is not None, "the re-plan of then holds up none"
+    assert [one.number for one in store.read(newest_alarms, NANO)] == [2, 1]
 
 
 def test_what_was_tried_and_measured_while_the_clock_was_ahead_is_of_now_once_an_operator_says_so(
