@@ -34,6 +34,7 @@ class Loaded:
 
     body: bytes | None
     problem: str = ""
+    is_previous: bool = False  # the newest copy does not check, and this is the one before
 
 
 class StateFile:
@@ -47,7 +48,8 @@ class StateFile:
         """The newest copy that checks."""
         newest, previous = self._read(self.path), self._read(self._previous)
         problem = "; ".join(one.problem for one in (newest, previous) if one.problem)
-        return Loaded(previous.body if newest.body is None else newest.body, problem)
+        found = previous if newest.body is None else newest
+        return Loaded(found.body, problem, is_previous=found is previous)
 
     def _read(self, path: Path) -> Loaded:
         try:

@@ -56,9 +56,10 @@ def load_state(path: Path) -> tuple[LinkState, str | None]:
         return LinkState(), f"{found.problem}; {_EMPTY}" if found.problem else None
     try:
         state = decode_state(found.body)
-        return state, f"{found.problem}; the copy before it is used" if found.problem else None
     except DecodeError as error:
         return LinkState(), f"{path.name} is of another version and is forgotten: {error.cause}; {_EMPTY}"
+    used = "; the copy before it is used" if found.is_previous else ""
+    return state, f"{found.problem}{used}" if found.problem else None
 
 
 class FallbackFile:

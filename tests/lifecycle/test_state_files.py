@@ -82,6 +82,21 @@ def test_the_state_file_round_trips_and_a_damaged_one_is_set_aside(tmp_path: Any
     assert load_state(path) == (LinkState(), None), "no boot loop"
 
 
+@pytest.mark.parametrize(
+    ("damaged", "revision", "said"),
+    [("link.state", 1, "; the copy before it is used"), ("link.state.previous", 2, "")],
+)
+def test_the_copy_before_is_said_to_be_used_only_where_it_is(
+    tmp_path: Path, damaged: str, revision: int, said: str
+) -> None:
+    path = tmp_path / "link.state"
+    for number in (1, 2):
+        save_state(path, LinkState(revision=number))
+    (tmp_path / damaged).write_bytes(b"rubbish")
+    problem = f"{damaged} is corrupt (not a state file) and set aside{said}"
+    assert load_state(path) == (LinkState(revision=revision), problem)
+
+
 def test_the_largest_state_fits_its_file() -> None:
     blob = bytes(at * 7919 % 251 for at in range(96 << 10))
     needs = tuple(ArtifactNeed(f"m{at:063d}", digest_bytes([b"%d" % at]), 2**44) for at in range(64))
