@@ -188,6 +188,13 @@ def tolerance_of(state: LinkState, staged: PlanStaged) -> float | None:
     return None if asked is UNSET or not staged.versions else asked
 
 
+def compares(state: LinkState, attempt: PlanAttempt, staged: PlanStaged | None = None) -> Way:
+    """What the trial of an attempt compares; `staged` tells until it has begun."""
+    if attempt.state is DeviceState.TRIAL or staged is None:
+        return Way.OUTPUTS if attempt.way == Way.OUTPUTS.value else Way.TRIAL
+    return Way.OUTPUTS if way_of(state, attempt, staged) is Way.OUTPUTS else Way.TRIAL
+
+
 UNCOMPARED: Final = (
     "no plan runs here whose outputs could be compared with this one's;"
     " push it again once one runs, or without --compare-outputs"
@@ -232,6 +239,7 @@ def decided(
     attempt: PlanAttempt,
     result: TrialResult,
     now_us: int,
+    way: Way,
     *,
     control: Digest | None = None,
     cause: TransitionCause | None = None,
@@ -240,14 +248,13 @@ def decided(
     if not attempt.local:
         result = _tried_again(state, result)
     record = attempt.record or _record(state, attempt, control, now_us)
-    way = Way.TRIAL if result.outputs is None else Way.OUTPUTS
     rows = _row(attempt, way, record, result, now_us)
     cause = cause or VERDICT_CAUSES[result.verdict]
     if result.verdict is Verdict.COMMIT:
         kept = record if attempt.local else None
         moved = state.advanced(attempt, cause, result.reason, record=kept, way=way.value)
         return structs.replace(moved, active=attempt.plan.ref), rows
-    after = state.advanced(attempt, cause, result.reason, record=None)
+    after = state.advanced(attempt, cause, result.reason, record=None, way="")
     if result.verdict is not Verdict.ABANDONED:
         lost = (attempt.plan.ref.digest, structure_of(attempt.plan))
         return barred(after, *lost) if attempt.local else after, rows
@@ -311,7 +318,7 @@ def superseded(state: LinkState, now_us: int, reason: str = "a newer plan is des
     """The desired plan is to be tried: the attempt at a plan made here ends, and what runs runs on."""
     rows: tuple[TrialEnded, ...] = ()
     for attempt in reversed(state.attempts):
-        rows += _abandoned(attempt, reason, now_us)
+        rows += _abandoned(state, attempt, reason, now_us)
     return state if state.local is None else state.advanced(state.local, TransitionCause.DESIRED), rows
 
 
@@ -337,9 +344,9 @@ def environment_changed(state: LinkState, environment: str, now_us: int) -> Chan
         # What is proven, and so may be tried here at all, depends on the environment, too.
         begun = attempt.state in UNDONE if attempt.local else attempt.state is DeviceState.STAGED
         if begun or attempt.state is DeviceState.TRIAL:
-            rows += _abandoned(attempt, reason, now_us)
+            rows += _abandoned(state, attempt, reason, now_us)
             cause = TransitionCause.ENVIRONMENT if attempt.local else TransitionCause.TRIAL_ABANDONED
-            after = after.advanced(attempt, cause, reason, record=None)
+            after = after.advanced(attempt, cause, reason, record=None, way="")
             after = after if attempt.local else structs.replace(after, abandoned=0)
         elif attempt.state is DeviceState.PROBATION and is_guarded(attempt) and state.last_good is not None:
             rows += _end_row(attempt, TrialResult(verdict=Verdict.ABANDONED, reason=reason), now_us)
@@ -392,7 +399,8 @@ def at_boot(found: LinkState, now_us: int) -> Changed:
 def _found(state: LinkState, attempt: PlanAttempt, now_us: int) -> Changed:
     if attempt.state is DeviceState.TRIAL:
         record = attempt.record or _record(state, attempt, None, now_us)
-        return decided(state, attempt, found_at_boot(record), now_us, cause=TransitionCause.BOOT)
+        way, ended = compares(state, attempt), found_at_boot(record)
+        return decided(state, attempt, ended, now_us, way, cause=TransitionCause.BOOT)
     if attempt.state is not DeviceState.PROBATION:
         return state.advanced(attempt, TransitionCause.BOOT, state.reason), ()
     if attempt.local:
@@ -419,12 +427,12 @@ def _record(state: LinkState, attempt: PlanAttempt, control: Digest | None, now_
     )
 
 
-def _abandoned(attempt: PlanAttempt, reason: str, now_us: int) -> tuple[TrialEnded, ...]:
+def _abandoned(state: LinkState, attempt: PlanAttempt, reason: str, now_us: int) -> tuple[TrialEnded, ...]:
     """What telemetry says where something matters more than the trial that runs, if one does."""
     if attempt.state is not DeviceState.TRIAL or attempt.record is None:
         return ()
     result = TrialResult(verdict=Verdict.ABANDONED, reason=reason)
-    return _row(attempt, Way.TRIAL, attempt.record, result, now_us)
+    return _row(attempt, compares(state, attempt), attempt.record, result, now_us)
 
 
 def _end_row(attempt: PlanAttempt, result: TrialResult, now_us: int) -> tuple[TrialEnded, ...]:

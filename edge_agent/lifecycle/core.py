@@ -166,7 +166,9 @@ class Lifecycle:
         attempt = self._attempt(attempt_id, DeviceState.STAGED)
         if attempt is None:
             return []
-        return self._become(self.state.advanced(attempt, TransitionCause.TRIAL_BEGINS, lasts, record=record))
+        way = attempts.compares(self.state, attempt, self._staged).value
+        begun = self.state.advanced(attempt, TransitionCause.TRIAL_BEGINS, lasts, record=record, way=way)
+        return self._become(begun)
 
     def trial_decided(
         self, attempt_id: AttemptId, control: Digest | None, result: TrialResult
@@ -181,9 +183,9 @@ class Lifecycle:
                 attempts.activated(self.state, attempt, Way.IDLE, control, self._now_us, result.reason)
             )
         if attempt is not None:
-            actions = self._apply(
-                attempts.decided(self.state, attempt, result, self._now_us, control=control)
-            )
+            way = attempts.compares(self.state, attempt, self._staged)
+            decided = attempts.decided(self.state, attempt, result, self._now_us, way, control=control)
+            actions = self._apply(decided)
         return [*actions, ev.CollectArtifacts()]
 
     def passed(self, attempt_id: AttemptId) -> list[Action]:

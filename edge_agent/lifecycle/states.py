@@ -207,9 +207,9 @@ class LinkState(Struct, frozen=True, kw_only=True):
     """What survives a restart. `revision` counts changes of what is reported, over the device's life.
 
     `trial` is there from before a candidate first runs until the verdict: found at boot, it means that the
-    agent stopped in the middle. `way` says what decides about the plan under probation. `planned` is set
-    while last-known-good was made here; `barred` plans were, and failed in this environment. `judged_in` are
-    other environments in which there was a verdict on the desired plan.
+    agent stopped in the middle. `way` says what decides about the plan on trial or under probation. `planned`
+    is set while last-known-good was made here; `barred` plans were, and failed in this environment.
+    `judged_in` are other environments in which there was a verdict on the desired plan.
     """
 
     revision: Count = 0

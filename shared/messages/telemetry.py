@@ -211,9 +211,9 @@ class TrialEnded(Struct, frozen=True, tag=12, array_like=True):
     the device's wall clock, microseconds. `figure` is what `ratio` compares, a value of
     `stageloom.shared.engine.evidence.Figure`; empty where nothing was compared, and in rows of agents that
     knew busy seconds and tasks per second alone. `outputs`: what two versions of models gave for the same
-    inputs, where `how` is `outputs`. A plan that the device made has `origin` local and the generation that
-    was desired meanwhile. `environment`: the device class that the verdict holds for; empty in rows of agents
-    that did not tell it.
+    inputs, where `how` is `outputs` and it came to that. A plan that the device made has `origin` local and
+    the generation that was desired meanwhile. `environment`: the device class that the verdict holds for;
+    empty in rows of agents that did not tell it.
     """
 
     epoch: Epoch

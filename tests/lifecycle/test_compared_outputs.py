@@ -11,6 +11,7 @@ from stageloom.edge_agent.ingest.messages import ModelSignature
 from stageloom.edge_agent.lifecycle import events as ev
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
 from stageloom.edge_agent.lifecycle.output_runner import INPUTS, OutputRunner
+from stageloom.edge_agent.lifecycle.statefile import decode_state, encode_state
 from stageloom.edge_agent.lifecycle.states import LinkState
 from stageloom.edge_agent.worker.messages import CompareOutputs, OutputsCompared
 from stageloom.shared.engine.steps import PlanKey
@@ -94,6 +95,31 @@ def test_the_row_tells_what_was_compared(verdict: Verdict, found: OutputsVerdict
     if then is DeviceState.PROBATION:
         driver.do(orders.ProbationPassed(ATTEMPT))
         assert not driver.core.state.proven, "its speed was compared with nothing"
+
+
+def how_of(actions: list[ev.Action]) -> list[tuple[str, str, OutputsVerdict | None]]:
+    return [(row.how, row.verdict, row.outputs) for row in actions if isinstance(row, TrialEnded)]
+
+
+@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize("verdict", [Verdict.REJECT, Verdict.REFUSED, Verdict.ABANDONED])
+def test_a_comparison_that_has_no_figures_is_told_as_one(verdict: Verdict, *, begun: bool) -> None:
+    driver, _ = staged(compare_outputs=0.01)
+    if begun:
+        driver.do(orders.TrialBegins(ATTEMPT, RECORD))
+    result = TrialResult(verdict=verdict, reason="because")
+    assert how_of(driver.do(orders.TrialDecided(ATTEMPT, GOOD.ref.digest, result))) == [
+        ("outputs", verdict.value, None)
+    ]
+
+
+def test_a_comparison_that_a_newer_plan_another_environment_or_a_stop_ends_is_told_as_one() -> None:
+    for ends in (ev.Received(desired(2, b"newer")), ev.EnvironmentChanged("15 W")):
+        driver, _ = staged(compare_outputs=0.01)
+        driver.do(orders.TrialBegins(ATTEMPT, RECORD))
+        found = decode_state(encode_state(driver.disk))
+        assert how_of(driver.do(ends)) == [("outputs", "abandoned", None)]
+        assert how_of(Driver(found).booted) == [("outputs", "reject", None)]
 
 
 def runner() -> tuple[OutputRunner, deque[str]]:
@@ -208,3 +234,4 @@ def test_an_engine_that_the_new_version_takes_down_is_its_fault() -> None:
     assert not world.manager.tries_plan
     assert world.core.state.state is DeviceState.REJECTED
     assert "crashed while the new version ran" in world.core.state.reason
+    assert [row.how for row in world.rows] == ["outputs"]
