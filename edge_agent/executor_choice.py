@@ -20,6 +20,7 @@ from stageloom.edge_agent.lifecycle.events import PlanMeasured
 from stageloom.edge_agent.lifecycle.states import PlanRef, RunnablePlan
 from stageloom.edge_agent.machine.device import cpu_flags, device_class, has_bf16
 from stageloom.edge_agent.machine.executors import machine_facts, usable_on_gpu
+from stageloom.edge_agent.reporting.profiles import ENDED_TWICE
 from stageloom.edge_agent.store import StateFile
 from stageloom.edge_agent.way_measuring import WayRequests
 from stageloom.shared.errors import StorageError
@@ -126,6 +127,11 @@ class ExecutorTimes:
         self._times_s[artifact] = {**known, executor: seconds}
         while len(self._times_s) > _MOST:
             del self._times_s[next(iter(self._times_s))]
+
+    def measured(self, of: Digest, way: ExecutorOptions, step_us: float | None, *, fatal: bool) -> None:
+        """Note the shortest of some measurements; None: it cannot run so, if `fatal` whatever it took."""
+        known_s = math.inf if fatal else self.of(of).get(way, math.inf)
+        self.note(of, way, min(known_s, math.inf if step_us is None else step_us * 1e-6))
 
     def save(self, without: Collection[tuple[Digest, ExecutorOptions]] = ()) -> None:
         """All but these.
@@ -236,9 +242,7 @@ class ExecutorChoice:
             self._unmeasured.add((choice.name, options.name))  # other threads and rounds fail alike
             self.problems.append(f"model {choice.name!r} is not measured on {options.name}: {reason}")
         if step_us is not None or cannot:
-            known_s = self._times.of(choice.artifact).get(options, math.inf)
-            taken_s = math.inf if step_us is None else step_us * 1e-6
-            self._times.note(choice.artifact, options, min(known_s, taken_s))
+            self._times.measured(choice.artifact, options, step_us, fatal=reason == ENDED_TWICE)
         if self._asked.open:
             return None
         try:

@@ -4,7 +4,6 @@ It measures while nothing is served and no plan is on trial or on its way, and r
 next start.
 """
 
-import math
 from collections.abc import Collection, Mapping
 from typing import Final
 
@@ -96,24 +95,19 @@ class WayWatch:
     def answered(self, step_us: float | None, *, cannot: bool, quiet: bool, reason: str) -> None:
         """What was asked for ended, for `reason` if without a time. `cannot`: the model cannot run so;
         `quiet`: no task is there."""
-        found = self._ways.answered(
-            step_us, self._parts.loop.now(), quiet=quiet, cannot=cannot, fatal=reason == ENDED_TWICE
-        )
+        fatal = reason == ENDED_TWICE
+        found = self._ways.answered(step_us, self._parts.loop.now(), quiet=quiet, cannot=cannot, fatal=fatal)
         if found is None:
             return
         choice, options = found
         if (step_us is not None or cannot) and self._parts.machine.power_mode == self._mode:
-            self._note(choice, options, math.inf if step_us is None else step_us * 1e-6)
+            self._times.measured(choice.artifact, options, step_us, fatal=fatal)
+            self._parts.journal.record(
+                [row for row in self._times.rows(choice.artifact) if row.executor == options.name]
+            )
         unfinished = self._ways.requests.unfinished
         if (choice.artifact, options) not in unfinished:
             self._save(unfinished)
-
-    def _note(self, choice: ModelChoice, options: ExecutorOptions, taken_s: float) -> None:
-        known_s = self._times.of(choice.artifact).get(options, math.inf)
-        self._times.note(choice.artifact, options, min(known_s, taken_s))
-        self._parts.journal.record(
-            [row for row in self._times.rows(choice.artifact) if row.executor == options.name]
-        )
 
     def _save(self, unfinished: Collection[tuple[Digest, ExecutorOptions]]) -> None:
         """What further rounds may shorten is measured anew after a restart."""

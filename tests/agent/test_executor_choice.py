@@ -11,6 +11,7 @@ from stageloom.edge_agent.config import AgentConfig
 from stageloom.edge_agent.executor_choice import ExecutorChoice, ExecutorTimes, OwnModels, ways
 from stageloom.edge_agent.lifecycle.alone import first_plan
 from stageloom.edge_agent.lifecycle.events import PlanMeasured
+from stageloom.edge_agent.reporting.profiles import ENDED_TWICE
 from stageloom.edge_agent.store import StateFile
 from stageloom.edge_agent.way_measuring import GPU_LIMIT_S, ROUNDS
 from stageloom.shared.messages.control import ArtifactNeed
@@ -141,6 +142,20 @@ def test_a_model_that_an_executor_cannot_run_stays_on_the_other_and_is_said_once
         "onnx": 3e-3,
         "openvino": math.inf,
     }
+
+
+def test_an_executor_that_ends_the_engine_process_in_a_later_round_is_not_chosen(tmp_path: Path) -> None:
+    known, seen = times(tmp_path), set[tuple[str, str]]()
+    asking = choice(known)
+    for request in asking.requests():
+        plan = decode_plan(request.plan, request.plan_digest)
+        way = plan.models[0].name, plan.executor.name
+        ended = way == ("a", "openvino") and way in seen
+        seen.add(way)
+        taken_us, reason = (None, ENDED_TWICE) if ended else (SLOW_A[way], "")
+        better = asking.answered(request.request, taken_us, reason, "here", cannot=ended)
+    assert known.of(A[0]) == {ONNX: 3e-3, OPENVINO: math.inf}
+    assert better is None
 
 
 def test_what_found_no_time_is_not_remembered_and_is_asked_for_at_the_next_start(tmp_path: Path) -> None:

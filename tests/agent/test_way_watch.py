@@ -100,6 +100,18 @@ def test_a_way_that_ended_the_engine_process_leaves_nothing_to_measure_on_that_e
     assert ExecutorTimes(StateFile(tmp_path / TIMES_NAME), device_class()).of(DIGEST) == {way: math.inf}
 
 
+def test_a_way_that_ends_the_engine_process_in_a_later_round_keeps_no_time_of_an_earlier_one(
+    rig: Rig, tmp_path: Path
+) -> None:
+    for ended in (False, False, True):
+        rig.tick()
+        way = decode_plan(rig.asked.pop().plan).executor
+        reason = ENDED_TWICE if ended else ""
+        rig.watch.answered(None if ended else 1e3, cannot=ended, quiet=True, reason=reason)
+    kept = ExecutorTimes(StateFile(tmp_path / TIMES_NAME), device_class()).of(DIGEST)
+    assert kept == {ONE_THREAD: 1e-3, TWO_THREADS: 1e-3} | {way: math.inf}
+
+
 def test_a_time_is_kept_once_all_its_rounds_are_over_whatever_else_is_left(rig: Rig, tmp_path: Path) -> None:
     for _ in range(2 * ROUNDS - 1):
         assert not ExecutorTimes(StateFile(tmp_path / TIMES_NAME), device_class()).of(DIGEST)
