@@ -1,6 +1,7 @@
 """What the engine process says of its load: service times and queues as telemetry, and alarms."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -19,6 +20,7 @@ from stageloom.shared.engine.stats import QueueSnapshot
 from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.errors import StorageError
 from stageloom.shared.ids import Digest
+from stageloom.shared.messages.control import Origin
 from stageloom.shared.policy.trigger import Cause
 
 _PLANS: Final = 16
@@ -135,21 +137,22 @@ class LoadWatch:
             if fired.firing.cause is Cause.DRIFT:  # of another cause the planner renews no costs
                 parts.profiles.drift.answered()
             self._raise(fired, running)
-        self._keep_decided()
+        self._keep_decided(running)
 
-    def _keep_decided(self) -> None:
+    def _keep_decided(self, running: RunnablePlan | None) -> None:
         """Save what has changed, beside the loop, which a slow disk would hold up.
 
         Not before the planner has heard of the alarm for it, which a start forgets: until then the start is
-        to find what was before, and to raise it again. Arrivals are saved earlier where another plan runs by
-        then, such as the device's own answer: a start does not compare with what the one before was for.
+        to find what was before, and to raise it again. Arrivals are saved earlier where the device's own
+        answer to them runs by then. A planner's plan that was on trial as they moved is none.
         """
         alarms, file = self._alarms, self._chosen_file
         chosen, mode = alarms.chosen, alarms.trigger.power_mode or ""
         if self._parts.lifecycle.core.alarms.told_once:
             before, mode = self._saved
-            if before is not None and chosen is not None and chosen.structure == before.structure:
-                chosen = before
+            own = running is not None and running.ref.origin is Origin.LOCAL
+            if before and chosen and not (own and chosen.structure != before.structure):
+                chosen = replace(chosen, regime=before.regime)
         decided = (chosen, mode)
         if file is None or decided == self._saved:
             return

@@ -207,14 +207,22 @@ def test_other_arrivals_are_told_again_after_a_restart_unless_the_planner_has_he
         device.run(10.0, per_s)
 
 
-@pytest.mark.parametrize(("after", "then"), [(NIGHT, []), (DAY, ["regime"])])
-def test_arrivals_that_the_device_answered_alone_are_what_a_start_compares_with(
-    tmp_path: Path, after: dict[str, float], then: list[str]
+@pytest.mark.parametrize(
+    ("whose", "after", "then"),
+    [
+        (Origin.LOCAL, NIGHT, []),
+        (Origin.LOCAL, DAY, ["regime"]),
+        (Origin.PLANNER, NIGHT, ["regime"]),
+        (Origin.PLANNER, DAY, []),
+    ],
+)
+def test_a_start_compares_with_the_arrivals_that_the_plan_was_found_for_which_won_since_they_moved(
+    tmp_path: Path, whose: Origin, after: dict[str, float], then: list[str]
 ) -> None:
-    """1. By day. 2. By night a plan of the device's own takes over while the planner is away. 3. Another
-    start."""
+    """1. By day. 2. By night, which the planner does not hear of, another plan takes over: one of the
+    device's own, or one of the planner's that was on trial. 3. Another start."""
     runs = {"plan": "d" * 64}
-    plan = RunnablePlan(PlanRef(Digest("a" * 64), Origin.PLANNER), b"", ())
+    plan = RunnablePlan(PlanRef(Digest("a" * 64), whose), b"", ())
 
     def facts_of(digest: Digest) -> PlanFacts:
         return PlanFacts(digest, {}, {}, structure=Digest(runs["plan"]))
