@@ -13,7 +13,7 @@
 Scripts run on SQLite and again on Postgres, whose figures end in `_postgres`: a server of its own where
 its wheel is installed, else `--postgres` names a database that may be emptied; without either there are
 none. `broke_before` counts attacks that broke version 0.1.0 on the same machine: one that did not is no
-attack, and says nothing where it is held.
+attack, and says nothing where it is held. An attack that does not take place is an error and ends the run.
 
 A flood is held if the good device's p99 stays within three times what it is alone, or 250 ms, no heartbeat
 stays unanswered, no device is declared dead, and the planner grows by 256 MiB at most. Attacker and good

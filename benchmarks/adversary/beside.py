@@ -8,11 +8,12 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from statistics import quantiles
-from typing import Final
+from typing import Any, Final
 
 from benchmarks.adversary import api_clients
 from benchmarks.adversary.floods import FLOODS, Target
@@ -59,13 +60,21 @@ class Noticed:
 
 
 def flooded(ground: Ground, flood: str, seconds: float) -> Noticed:
-    """Flood a started planner for `seconds` as one device, and ask another what it noticed."""
+    """Flood a started planner for `seconds` as one device, and ask another what it noticed.
+
+    Raises:
+        RuntimeError: the attacker died, or sent nothing.
+    """
     target = _target(ground, ground.enrol("bad"))
     return _beside(ground, partial(next(kind for kind in FLOODS if kind.name == flood), target), seconds)
 
 
 def asked(ground: Ground, seconds: float) -> Noticed:
-    """Let the clients of `benchmarks.adversary.api_clients` at a started planner's API for `seconds`."""
+    """Let the clients of `benchmarks.adversary.api_clients` at a started planner's API for `seconds`.
+
+    Raises:
+        RuntimeError: the attacker died, or was answered nothing.
+    """
     port = int(ground.api.rpartition(":")[2])
     with PlannerClient(data_dir=ground.home) as client:
         tokens = [
@@ -89,16 +98,19 @@ def _beside(ground: Ground, attack: Callable[[float], int], seconds: float) -> N
         alone_ms = ours.recv()
         before_mib = most_mib = ground.memory_mib()
         attacker.start()
+        attackers.close()  # the attacker alone holds its end: if it dies, that is seen
         ours.send(seconds)
         while not ours.poll(0.1):
             most_mib = max(most_mib, ground.memory_mib())
         beside_ms = ours.recv()
-        sent = results.recv() if results.poll(30.0) else 0
+        sent = outcome_of(results, 30.0)
     finally:
         for process in (device, attacker):
             if process.pid is not None:
                 process.kill()
                 process.join()
+    if not sent and ground.alive:
+        raise RuntimeError("nothing was sent to the planner, or answered by it: is it reachable?")
     died = ground.query("select count(*) from events where device = 'good' and code = 'offline'")[0][0]
     return Noticed(
         sent,
@@ -148,6 +160,18 @@ def _good_device(who: Credentials, orders: Connection) -> None:
                     peer.hello(timeout_s=_UNANSWERED_S)
                 time.sleep(max(0.0, began_s + _INTERVAL_S - time.monotonic()))
             orders.send(latencies_ms)
+
+
+def outcome_of(attacker: Connection, patience_s: float) -> Any:
+    """What the process of an attacker says once it is done.
+
+    Raises:
+        RuntimeError: it died, or says nothing in time. What it was to attack has not been tried.
+    """
+    with suppress(EOFError):
+        if attacker.poll(patience_s):
+            return attacker.recv()
+    raise RuntimeError(f"an attacker died or is not done after {patience_s:g} s: see what it wrote above")
 
 
 def _p99(latencies_ms: Sequence[float | None]) -> float:

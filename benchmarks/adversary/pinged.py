@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Final
 
+from benchmarks.adversary.beside import outcome_of
 from benchmarks.adversary.ground import Ground
 from benchmarks.adversary.peer import LANES, Credentials, Peer
 from benchmarks.adversary.pings import Outcome, attack
@@ -48,6 +49,9 @@ def pinged(ground: Ground, seconds: float, *, enrolled: bool, devices: int = DEV
     """Attack every socket at once, as an enrolled device or as a stranger.
 
     A stranger also attacks the enrolment socket of a version that has one.
+
+    Raises:
+        RuntimeError: an attacker died, or no connection of an enrolled one was admitted.
     """
     bad = ground.enrol("bad")
     fleet = [ground.enrol(f"good-{at:02}") for at in range(devices)]
@@ -66,14 +70,15 @@ def pinged(ground: Ground, seconds: float, *, enrolled: bool, devices: int = DEV
     try:
         ours.recv()  # every device has a session and a row stored
         before_mib = most_mib = ground.memory_mib()
-        for attacker in attackers:
+        for attacker, (_, told) in zip(attackers, results, strict=True):
             attacker.start()
+            told.close()  # the attacker alone holds its end: if it dies, that is seen
         until_s = time.monotonic() + seconds
         while time.monotonic() < until_s and ground.alive:
             most_mib = max(most_mib, ground.memory_mib())
             time.sleep(0.2)
         aborts = int(not ground.alive)
-        outcomes = [told.recv() if told.poll(60.0) else Outcome() for told, _ in results]
+        outcomes: list[Outcome] = [outcome_of(saying, 60.0) for saying, _ in results]
         ours.send(None)
         acknowledged, unacknowledged, unanswered = ours.recv() if not aborts else (0, 0, 0)
     finally:
@@ -85,9 +90,12 @@ def pinged(ground: Ground, seconds: float, *, enrolled: bool, devices: int = DEV
     if not aborts:
         ((stored,),) = ground.query("select count(*) from telemetry where device like 'good-%'")
         lost = max(acknowledged - stored, 0) + unacknowledged
+    admitted = sum(one.admitted for one in outcomes)
+    if enrolled and not (admitted or aborts):
+        raise RuntimeError("no connection of the enrolled attacker was admitted: is its key enrolled?")
     return Survived(
         aborts,
-        sum(one.admitted for one in outcomes),
+        admitted,
         sum(one.refused for one in outcomes),
         sum(one.sent_bytes for one in outcomes) / 2**20,
         acknowledged,

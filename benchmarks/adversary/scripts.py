@@ -1,7 +1,8 @@
 """Attacks that need few messages: what each does, and what shows that it worked.
 
-Every function takes fresh ground and returns what broke, in a few words; empty text where nothing did. What
-an attack must not do is reach anybody else, so most of them ask a good device, or the operator's commands.
+Every function takes fresh ground and returns what broke, in a few words; empty text where nothing did. One
+that cannot attack raises `RuntimeError`: it says nothing of what is held. What an attack must not do is reach
+anybody else, so most of them ask a good device, or the operator's commands.
 """
 
 import subprocess
@@ -133,7 +134,7 @@ def nul(ground: Ground) -> str:
             change = [_now_us(), [7, 0, 0, "committed", None, "planner", "a\0b"]]
             peer.rows(number, [change], timeout_s=0.005)
 
-        with Beside(poison):
+        with Beside(poison) as attacker:
             for number in range(1, 101):
                 answer = other.rows(number, [[_now_us(), [8, "good", "row"]]], timeout_s=5.0)
                 if answer is None or answer["type"] != "telemetry_ack":
@@ -141,6 +142,8 @@ def nul(ground: Ground) -> str:
                 answer = other.report(revision=number, timeout_s=5.0)
                 if answer is None or answer["type"] != "reported_ack":
                     return "a good device's report waits behind a text that the database refuses"
+        if attacker.error is not None:
+            raise RuntimeError("the attacker died, so good records stood beside nothing") from attacker.error
     return ""
 
 
@@ -152,9 +155,10 @@ def clock_ahead(ground: Ground) -> str:
         peer.rows(1, [[_now_us() + n, [8, "code", "text"]] for n in range(100)])
     before = ground.query("select count(*) from telemetry")[0][0]
     ground.stop()
-    ground.start(
-        first=Path(__file__).parent / "ahead", settings={"STAGELOOM_BENCH_AHEAD_S": str(_TWO_YEARS_S)}
-    )
+    settings = {"STAGELOOM_BENCH_AHEAD_S": str(_TWO_YEARS_S)}
+    if not before or not ground.start(first=Path(__file__).parent / "ahead", settings=settings):
+        log = (ground.folder / "planner.log").read_text()[-2000:]
+        raise RuntimeError(f"no row was stored, or no planner starts with its clock ahead: {log}")
     time.sleep(8.0)  # it tidies up as soon as it has started
     ground.stop()
     ground.start()
@@ -253,7 +257,8 @@ def full_pipe(ground: Ground) -> str:
             env=ground.tree.environment(),
         )
         assert tracing.stdout is not None
-        tracing.stdout.readline()
+        if not tracing.stdout.readline():
+            raise RuntimeError("no trace was asked for: see what trace_into_pipe.py wrote above")
         longest_s = float(served.communicate(timeout=60.0)[0].split()[-1])
     finally:
         for process in (tracing, served, agent):
