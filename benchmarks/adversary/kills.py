@@ -408,7 +408,9 @@ def killed(
         world = World(processes, folder, free_ports(), server)
         world.start_planner()
         prepare(world, files)
-        database = Database(server.url if server else sqlite_url(world.planner_home / DATABASE_FILE))
+        # A kill of the connection that waits here between two looks would reach no work of the planner.
+        file = sqlite_url(world.planner_home / DATABASE_FILE)
+        database = Database(server.onlooker_url if server else file)
         stack.callback(database.close)
         applications = Applications(world.socket, ANSWER_S)
         seen = stack.enter_context(witness(folder / _WITNESS, rng))

