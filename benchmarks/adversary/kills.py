@@ -184,14 +184,15 @@ class KillRounds:
             self._world.start_agent(kill.failpoint)
 
     def _wait_for_failpoint(self, kill: Kill) -> None:
-        runs = self._world.planner_runs if kill.victim == "planner" else self._world.agent_runs
         deadline_s = time.monotonic() + _REACHED_S
-        while runs() and time.monotonic() < deadline_s:
+        while not (died := self._world.died(kill.victim)) and time.monotonic() < deadline_s:
             time.sleep(0.02)
-        self.counts["at_failpoints"] += not runs()
+        self.counts["at_failpoints"] += died
 
     def _strike(self, victim: str) -> None:
         world, server = self._world, self._world.server
+        if victim in ("planner", "agent"):
+            world.died(victim)  # raises where it crashed before: the kill would hide that
         if victim == "planner":
             world.end_planner(kill=True)
         elif victim == "agent":

@@ -1,5 +1,6 @@
 """A planner, an agent and a database as real processes over many lives, to be killed and started again."""
 
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -87,7 +88,7 @@ class World:
         """Ready when this returns, or dead by its failpoint.
 
         Raises:
-            Hung: neither in time.
+            Hung: neither in time, or it ended in another way.
         """
         url = {"DATABASE_URL": self.server.url} if self.server else {}
         settings = {f"STAGELOOM_PLANNER_{name}": value for name, value in {**_SETTINGS, **url}.items()}
@@ -100,8 +101,20 @@ class World:
         assert process.stdout is not None
         ready = Lines(process.stdout)
         until(lambda: ready.latest or process.poll() is not None, "the planner starts")
-        if process.poll() is not None and not failpoint:
-            raise Hung(f"the planner ended with {process.returncode}: {self._processes.tail(self._planner)}")
+        if self.died("planner") and not failpoint:
+            raise Hung("the planner was killed while it started: see that no other program does that")
+
+    def died(self, victim: str) -> bool:
+        """Whether the `planner` or `agent` that was started last ended by SIGKILL, as by a failpoint.
+
+        Raises:
+            Hung: it ended in another way, which no kill did.
+        """
+        name = self._planner if victim == "planner" else self._agent
+        code = self._processes.running[name].poll()
+        if code not in (None, -signal.SIGKILL):
+            raise Hung(f"the {victim} ended with {code}: {self._processes.tail(name)}")
+        return code is not None
 
     def planner_runs(self) -> bool:
         """Whether its process lives."""

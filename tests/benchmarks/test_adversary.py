@@ -17,10 +17,12 @@ from sqlalchemy.pool import NullPool
 
 from benchmarks.adversary import beside, pinged, scripts
 from benchmarks.adversary.beside import MOST_GROWN_MIB, Noticed, flooded
+from benchmarks.adversary.kills import Kill, KillRounds
 from benchmarks.adversary.peer import Credentials
 from benchmarks.adversary.pinged import Survived
 from benchmarks.adversary.pings import Outcome
 from benchmarks.adversary.postgres import binaries, postgres_server
+from benchmarks.adversary.world import World
 from stageloom.planner.store.database import Database
 
 HELD = Noticed(
@@ -213,3 +215,46 @@ def test_no_backend_to_kill_is_that_of_the_benchmark_which_waits_between_two_loo
         (pid,) = served.exec_driver_sql("SELECT pg_backend_pid()").one()
         assert server.backends() == [pid]
         looking.close()
+
+
+class Lives:
+    """Processes of a world: one with a failpoint crashes before it, and each does that is told to."""
+
+    crashed = False
+
+    def __init__(self) -> None:
+        self.running: dict[str, Any] = {}
+
+    def start(self, name: str, *_: str, STAGELOOM_FAILPOINT: str, **__: str) -> Any:
+        self.crashed = bool(STAGELOOM_FAILPOINT)
+        printed = io.StringIO('{"ready": true}\n')
+        self.running[name] = SimpleNamespace(stdout=printed, poll=lambda: 1 if self.crashed else None)
+        return self.running[name]
+
+    def kill(self, name: str) -> None:
+        del self.running[name]
+
+    def stop(self, name: str) -> None:
+        del self.running[name]
+
+    def tail(self, name: str) -> str:
+        return "IndexError"
+
+
+@pytest.mark.parametrize("failpoint", ["", "planner.commit.after=kill@9"])
+@pytest.mark.parametrize("victim", ["planner", "agent"])
+def test_a_process_that_crashes_before_it_is_killed_is_told_and_counts_as_no_kill(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, victim: str, failpoint: str
+) -> None:
+    lives: Any = Lives()
+    nothing: Any = None
+    world = World(lives, tmp_path, 0)
+    rounds = KillRounds(world, nothing, nothing, nothing, nothing)
+    monkeypatch.setattr(rounds, "acknowledged", SimpleNamespace(check=lambda *_: None))
+    monkeypatch.setattr(rounds, "_agree", lambda: None)
+    world.start_planner()
+    world.start_agent()
+    lives.crashed = True
+    rounds.round(Kill(victim, "serve", 0.0, 0.0, failpoint))
+    (told,) = rounds.hung
+    assert f"the {victim} ended with 1: IndexError" in told and not rounds.counts
