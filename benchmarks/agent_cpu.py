@@ -7,7 +7,8 @@ on the clock that all processes share; copying the tensor (3x224x224 float32) in
 it. The application is this process, the agent two others. The executor is `null`, so that nothing else uses
 the processor; tasks come one at a time (each waits for the one before), and in a second series at fixed pace.
 
-`memory`: `agent_rss_mib` is what both processes of a joined agent take before a backend loads.
+`memory`: `agent_rss_mib` is what both processes of a joined agent take before a backend loads. A page of a
+file that both hold counts once, and whole although this process may hold it, too.
 
 `tasks`: processor time of a task in all processes, client included, by thread, and how often each thread went
 to sleep for it. Whole models, a step a task, two replicas in two lanes pinned to their cores, by deadline; at
@@ -35,7 +36,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks.runner import Report, percentile, progress, pss_mib, run
+from benchmarks.runner import Report, percentile, progress, resident_mib, run
 from stageloom import Client
 from stageloom.edge_agent.bench.contestant import Contestant
 from stageloom.edge_agent.bench.load import poisson_window
@@ -86,8 +87,8 @@ def ingest_us(tasks: int, *, pace_s: float = 0.0) -> list[float]:
     return taken_us
 
 
-def agent_pss_mib() -> tuple[float, float]:
-    """Proportional set size of the main and the engine process of a joined agent, before a backend loads."""
+def agent_rss_mib() -> dict[str, float]:
+    """MiB of the `main` and the `engine` process of a joined agent and of `both`, before a backend loads."""
     with tempfile.TemporaryDirectory(prefix="stageloom-") as folder:
         home = Path(folder)
         _pretend_joined(home)
@@ -95,7 +96,9 @@ def agent_pss_mib() -> tuple[float, float]:
             status = _wait(process, socket_of(home), lambda found: found.engine.up)
             assert status.engine.pid is not None
             time.sleep(2.0)  # a few reports and reconnects, so that what they allocate is counted
-            return pss_mib([status.pid]), pss_mib([status.engine.pid])
+            main, engine = [status.pid], [status.engine.pid]
+            of = {"main": main, "engine": engine, "both": main + engine}
+            return {name: resident_mib(pids) for name, pids in of.items()}
 
 
 def _pretend_joined(home: Path) -> None:
@@ -329,9 +332,9 @@ def measure(report: Report, options: argparse.Namespace) -> None:
         task_costs(report, quick)
     if "memory" in parts:
         progress("agent: memory of both processes")
-        weights = dict(zip(("main", "engine"), agent_pss_mib(), strict=True))
-        rows = [{"process": name, "pss_mib": weight} for name, weight in weights.items()]
-        report.add({"agent_rss_mib": sum(weights.values())}, rows)
+        weights = agent_rss_mib()
+        rows = [{"process": name, "rss_mib": weight} for name, weight in weights.items()]
+        report.add({"agent_rss_mib": weights["both"]}, rows)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,12 @@ import os
 import platform
 import sys
 import time
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
+from mmap import PAGESIZE
 from pathlib import Path
 from statistics import correlation, median, quantiles
 from typing import Any
@@ -153,7 +155,7 @@ def machine() -> dict[str, Any]:
         "architecture": platform.machine(),
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
-        "memory_mib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20,
+        "memory_mib": PAGESIZE * os.sysconf("SC_PHYS_PAGES") >> 20,
         "load_average_1min": os.getloadavg()[0],
     }
 
@@ -166,6 +168,23 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
 def pss_mib(pids: Sequence[int]) -> float:
     """Proportional set size of some processes together: what they share counts once."""
     return sum(_kib(f"/proc/{pid}/smaps_rollup", "Pss:") for pid in pids) / 1024
+
+
+def resident_mib(pids: Sequence[int]) -> float:
+    """Resident memory of some processes together: pages of files that they share count once, whoever else has
+    them, and what is anonymous is each one's own. See proc_pid_pagemap(5)."""
+    anonymous_kib, of_files = 0, set[tuple[str, str, int]]()
+    for pid in pids:
+        anonymous_kib += _kib(f"/proc/{pid}/smaps_rollup", "Anonymous:")
+        with open(f"/proc/{pid}/pagemap", "rb", buffering=0) as pages:
+            for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+                span, _, offset, device, inode, *_ = line.split()
+                begin, end = (int(address, 16) // PAGESIZE for address in span.split("-"))
+                entries = array("Q", os.pread(pages.fileno(), 8 * (end - begin), 8 * begin))
+                for place, entry in enumerate(entries, int(offset, 16) // PAGESIZE):
+                    if entry >> 61 & 0b101 == 0b101:  # present, and of a file
+                        of_files.add((device, inode, place))
+    return (anonymous_kib + len(of_files) * PAGESIZE / 1024) / 1024
 
 
 def rss_mib() -> float:

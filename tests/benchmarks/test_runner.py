@@ -4,13 +4,16 @@ import argparse
 import json
 import math
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks import demos
-from benchmarks.runner import Report, rank_correlation, run
+from benchmarks.runner import Report, rank_correlation, resident_mib, run
 
 
 def fails_late(report: Report, options: argparse.Namespace) -> None:
@@ -72,3 +75,28 @@ def test_rank_correlation_sees_order_alone_and_shares_the_ranks_of_equals() -> N
     assert rank_correlation([1.0, 2.0, 3.0], [9.0, 8.0, 7.0]) == pytest.approx(-1.0)
     # Ranks 0, 1.5, 1.5, 3 against 0, 1, 2, 3: 4.5 over sqrt(4.5 * 5).
     assert rank_correlation([1.0, 2.0, 2.0, 3.0], [1.0, 2.0, 3.0, 4.0]) == pytest.approx((4.5 / 5.0) ** 0.5)
+
+
+_HOLDS = """
+import mmap, sys
+with open(sys.argv[1], "rb") as file:
+    held = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+print(len(held[::4096]), flush=True)
+input()
+"""
+
+
+def test_a_page_of_a_file_counts_once_for_several_processes_and_whole_beside_others(tmp_path: Path) -> None:
+    (tmp_path / "held").write_bytes(bytes(32 << 20))
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", _HOLDS, str(tmp_path / "held")]
+    holders = [subprocess.Popen(command, stdin=pipe, stdout=pipe) for _ in range(3)]
+    try:
+        assert all(one.stdout is not None and one.stdout.readline() for one in holders)
+        first, second, _ = (one.pid for one in holders)
+        alone = resident_mib([first])
+        assert alone > 32
+        assert alone <= resident_mib([first, second]) < alone + resident_mib([second]) - 32
+    finally:
+        for one in holders:
+            one.communicate(b"\n")
