@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from stageloom import Client
-from stageloom.edge_agent.ingest.channel import socket_of
+from stageloom.edge_agent.ingest.channel import SOCKET_NAME
 from stageloom.shared.errors import StageloomError
 
 
@@ -48,7 +48,7 @@ def _connected(home: Path) -> Client:
     ends_s = time.monotonic() + 60.0
     while True:
         try:
-            client = Client(socket_of(home))
+            client = Client(home / "run" / SOCKET_NAME)
             if client.models():
                 return client
         except StageloomError:

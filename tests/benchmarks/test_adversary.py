@@ -2,6 +2,7 @@
 
 import io
 import os
+import subprocess
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,12 +17,14 @@ from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 
 from benchmarks.adversary import beside, pinged, scripts
+from benchmarks.adversary.__main__ import VERSION_0_1_0
 from benchmarks.adversary.beside import MOST_GROWN_MIB, Noticed, flooded
 from benchmarks.adversary.kills import Kill, KillRounds
 from benchmarks.adversary.peer import Credentials
 from benchmarks.adversary.pinged import Survived
 from benchmarks.adversary.pings import Outcome
 from benchmarks.adversary.postgres import binaries, postgres_server
+from benchmarks.adversary.tree import checked_out
 from benchmarks.adversary.world import World
 from stageloom.planner.store.database import Database
 
@@ -258,3 +261,13 @@ def test_a_process_that_crashes_before_it_is_killed_is_told_and_counts_as_no_kil
     rounds.round(Kill(victim, "serve", 0.0, 0.0, failpoint))
     (told,) = rounds.hung
     assert f"the {victim} ended with 1: IndexError" in told and not rounds.counts
+
+
+@pytest.mark.parametrize("name", ["served_application.py", "trace_into_pipe.py"])
+def test_applications_of_a_script_run_with_the_packages_of_0_1_0_too(name: str) -> None:
+    with checked_out(VERSION_0_1_0) as before:
+        if before is None:
+            pytest.skip(f"the history does not hold {VERSION_0_1_0}")
+        command = before.script(Path(scripts.__file__).with_name(name), "--help")
+        asked = subprocess.run(command, env=before.environment(), capture_output=True, text=True, check=False)
+    assert asked.returncode == 0, asked.stderr
