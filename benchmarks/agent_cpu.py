@@ -295,13 +295,12 @@ def _run_loads(
     runner = WindowRunner([model.feeds(4)])
     contestant.start(runner.ended)
     try:
-        runner.closed_loop(contestant, [0], OPEN, 1.0)  # warms caches, pages and branches
+        runner.keep_open(contestant, [0], OPEN, 1.0)  # warms caches, pages and branches
         window = poisson_window([1.0], RATE_PER_S, seconds, [DEADLINE_S], seed=1)
         with counted(rows, {**about, "load": "paced"}, lambda: window.tasks):
             runner.open_loop(contestant, window)
-        rates: list[float] = []
-        with counted(rows, {**about, "load": "saturated"}, lambda: rates[0] * seconds):
-            rates.append(runner.closed_loop(contestant, [0], OPEN, seconds))
+        with counted(rows, {**about, "load": "saturated"}, lambda: runner.completed):
+            runner.keep_open(contestant, [0], OPEN, seconds)
         with counted(rows, {**about, "load": "idle"}, lambda: seconds):  # so these are for each second
             time.sleep(seconds)
     finally:

@@ -15,7 +15,7 @@ import numpy as np
 
 from stageloom import Client
 from stageloom.edge_agent.bench.contestant import Ended, TimedTask
-from stageloom.edge_agent.bench.load import WindowResult, judge, poisson_window
+from stageloom.edge_agent.bench.load import WindowResult, judge, mixed_models, poisson_window
 from stageloom.edge_agent.bench.model_files import Feeds, ModelUnderTest
 from stageloom.edge_agent.bench.window_run import WindowRunner
 from stageloom.shared.errors import StageloomError, TaskExpired, TaskRefused
@@ -76,10 +76,8 @@ class Application:
         return judge(window, ended_s)
 
     def saturated_per_s(self, weights: Sequence[float], seconds: float) -> float:
-        """Tasks a second while some are always open, models drawn by the weights."""
-        share = np.asarray(weights, np.float64)
-        drawn = np.random.default_rng(0).choice(len(share), size=512, p=share / share.sum())
-        return self._runner.closed_loop(self, [int(one) for one in drawn], OUTSTANDING, seconds)
+        """Tasks a second while some are always open, models drawn by the weights; see `closed_loop`."""
+        return self._runner.closed_loop(self, mixed_models(weights, 0), OUTSTANDING, seconds)
 
     def _done(self, task: TimedTask, future: "Future[Any]") -> None:
         self._count(task, outcome_of(future.exception()))

@@ -48,6 +48,7 @@ _LEAST_S = 20.0  # for capacities and for saturation, however long what comes be
 _FLOAT32 = (Family.NAIVE, Family.ONNXRUNTIME, Family.OPENVINO_DEFAULT, Family.OPENVINO)
 _MOST_REST = 0.4  # of a mix's time for what comes after capacities
 _BESIDE_A_WINDOW_S = 0.5  # about, until its last task has ended
+_TURNING_S = 1.5  # about, more than that in a saturated one of the mix, until its tasks have turned over
 _START_S = 12.0  # about, of an agent that serves one model, and its end
 
 
@@ -72,8 +73,9 @@ class MixEffort:
         """Latencies and saturation, of the mix and each of its models alone, last so long."""
         looked_s = settings * self.saturated_rounds * (self.saturated_s + _BESIDE_A_WINDOW_S)
         compared_s = 3 * self.beside_rounds * (self.beside_s + _BESIDE_A_WINDOW_S)
+        turning_s = _TURNING_S * (settings * self.saturated_rounds + 3 * self.beside_rounds)
         latencies_s = 2 * self.latency_windows * (self.window_s + _BESIDE_A_WINDOW_S)
-        return latencies_s + (models + 1) * (looked_s + compared_s) + models * _START_S
+        return latencies_s + turning_s + (models + 1) * (looked_s + compared_s) + models * _START_S
 
     def search(self, many: int) -> CapacitySearch:
         """For a capacity within its bounds."""

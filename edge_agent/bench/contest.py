@@ -22,7 +22,7 @@ from stageloom.edge_agent.bench.capacity import (
 )
 from stageloom.edge_agent.bench.contestant import ContestantSetting
 from stageloom.edge_agent.bench.contestant_process import ClosedLoop, ContestantError, ContestantProcess
-from stageloom.edge_agent.bench.load import WindowResult, poisson_window, rate_index, rate_per_s
+from stageloom.edge_agent.bench.load import WindowResult, mixed_models, poisson_window, rate_index, rate_per_s
 from stageloom.edge_agent.bench.model_files import ModelUnderTest
 
 Progress = Callable[[str], None]
@@ -291,19 +291,18 @@ class Contest:
     ) -> dict[str, list[float]]:
         """Tasks a second of each contestant while eight are always open, once a round; none of one that dies.
 
-        Tasks are of the models by their weights, in one seeded order for all. No round but the first begins
-        after `until_s` on the monotonic clock.
+        Tasks are of the models by their weights, each round in a seeded order that is the same for all. No
+        round but the first begins after `until_s` on the monotonic clock.
 
         Raises:
             ContestantError: a needed contestant has died.
         """
-        share = np.asarray(weights, np.float64)
-        drawn = np.random.default_rng(self.load.seed).choice(len(share), size=512, p=share / share.sum())
-        wanted = ClosedLoop(tuple(map(int, drawn)), OUTSTANDING, seconds)
         found: dict[str, list[float]] = {name: [] for name in names}
         for number in range(rounds):
             if number and time.monotonic() >= until_s:
                 break
+            models = tuple(mixed_models(weights, self.load.seed + number))
+            wanted = ClosedLoop(models, OUTSTANDING, seconds)
             for name in self._rng.sample(list(found), len(found)):
                 with self._losing(name, found):
                     found[name].append(self._processes[name].saturated_per_s(wanted))

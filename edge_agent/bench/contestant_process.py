@@ -154,7 +154,7 @@ def why_it_cannot_serve(contestant: Contestant, runner: WindowRunner, models: Se
     empty where one had."""
     try:
         contestant.start(runner.ended)
-        runner.closed_loop(contestant, models, 1, _WARM_UP_S)
+        runner.keep_open(contestant, models, 1, _WARM_UP_S)
     except Exception as error:  # runtimes' exceptions share no base class
         return f"{type(error).__name__}: {str(error)[:300]}"
     if runner.completed:
@@ -187,7 +187,7 @@ def _live(pipe: Connection, setting: ContestantSetting, models: tuple[ModelUnder
     pipe.send((None, *problem_and_plan(contestant)))
     try:
         while (request := pipe.recv()) is not None:
-            runner.closed_loop(contestant, everything, 1, _WARM_UP_S)
+            runner.keep_open(contestant, everything, 1, _WARM_UP_S)
             value: object
             if isinstance(request, ClosedLoop):
                 value = runner.closed_loop(contestant, request.models, request.outstanding, request.seconds)

@@ -78,6 +78,20 @@ def poisson_window(
     return ArrivalWindow(at[within], models[within], np.asarray(deadline_s, np.float64))
 
 
+def mixed_models(weights: Sequence[float], seed: int, tasks: int = 512) -> list[int]:
+    """Models of tasks that follow each other without end, by the weights' proportion.
+
+    Each model's tasks are spread evenly, every one of them at random within its own stretch: any part of the
+    sequence has the mix but for a task or two, so contestants that come to count different parts compare.
+    """
+    share = np.asarray(weights, np.float64) / np.sum(weights)
+    counts = np.ceil(share * tasks).astype(np.int64)
+    rng = np.random.default_rng(seed)
+    at = [(np.arange(n) + rng.random(n)) / own for n, own in zip(counts, share, strict=True) if n]
+    order = np.argsort(np.concatenate(at))[:tasks]
+    return [int(model) for model in np.repeat(np.arange(len(share)), counts)[order]]
+
+
 @dataclass(frozen=True)
 class WindowResult:
     """What became of a window's tasks."""

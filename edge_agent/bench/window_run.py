@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -14,6 +15,42 @@ from stageloom.edge_agent.bench.model_files import Feeds
 _LEAD_S: Final = 0.005
 _GRACE_S: Final = 0.010
 _DRAIN_S: Final = 60.0
+_TURNING_S: Final = 60.0  # beyond what a closed loop was asked for
+
+
+class _Turns:
+    """When tasks of a closed loop had turned over: in a turn as many of every model end as are open.
+
+    A turn that leaves more of the model which ended it open than any before still filled the loop with it,
+    and whatever passed meanwhile was no throughput: counting begins anew at its end.
+    """
+
+    def __init__(self, models: Iterable[int], outstanding: int) -> None:
+        self.at_s: list[float] = []  # ends of turns, where counting begins and of those that count
+        self._whole = Counter(dict.fromkeys(models, outstanding))
+        self._left = self._whole.copy()
+        self._open: Counter[int] = Counter()
+        self._most: Counter[int] = Counter()
+
+    def began(self, model: int) -> None:
+        self._open[model] += 1
+
+    def ended(self, model: int, now_s: float) -> None:
+        self._open[model] -= 1
+        self._left[model] -= 1
+        if max(self._left.values()) > 0:
+            return
+        self._left = self._whole.copy()
+        if self._open[model] > self._most[model]:
+            self._most[model] = self._open[model]
+            self.at_s = []
+        self.at_s.append(now_s)
+
+    @property
+    def lasted_s(self) -> float:
+        """Those that count."""
+        at_s = self.at_s
+        return at_s[-1] - at_s[0] if at_s else 0.0
 
 
 class WindowRunner:
@@ -28,6 +65,7 @@ class WindowRunner:
         self._changed = threading.Condition()
         self._ended_s: Array = np.empty(0)
         self._open = 0
+        self._turns: _Turns | None = None
 
     @property
     def completed(self) -> int:
@@ -41,6 +79,8 @@ class WindowRunner:
             if completed:
                 self._ended_s[task.number] = now_s
             self._open -= 1
+            if self._turns is not None:
+                self._turns.ended(task.model, now_s)
             self._changed.notify_all()
 
     def open_loop(self, contestant: Contestant, window: ArrivalWindow) -> Array:
@@ -66,30 +106,62 @@ class WindowRunner:
     def closed_loop(
         self, contestant: Contestant, models: Sequence[int], outstanding: int, seconds: float
     ) -> float:
-        """Tasks a second while `outstanding` are always open: the next of `models`, over and over."""
+        """Tasks a second while `outstanding` are always open: the next of `models`, over and over.
+
+        A loop begins empty. Whoever lets short tasks pass fills it with long ones meanwhile, and would be
+        paid for short ones that passed them though they never ran. So what counts are whole turns (`_Turns`)
+        that last `seconds`, once the loop is full: where long tasks hold every place, they limit the rest.
+        0 where that takes a minute longer.
+        """
         self._reset(0)
-        capacity = 1024
-        self._ended_s = np.full(capacity, np.nan)
-        begin_s = time.monotonic()
+        self._turns = turns = _Turns(models, outstanding)
+        until_s = time.monotonic() + seconds + _TURNING_S
+        self._hand_over(contestant, models, outstanding, until_s, lambda: turns.lasted_s >= seconds)
+        with self._changed:
+            self._turns = None
+        self._await_none_open(time.monotonic() + _DRAIN_S)
+        if turns.lasted_s < seconds:
+            return 0.0
+        within = (self._ended_s > turns.at_s[0]) & (self._ended_s <= turns.at_s[-1])
+        return float(np.count_nonzero(within)) / turns.lasted_s
+
+    def keep_open(
+        self, contestant: Contestant, models: Sequence[int], outstanding: int, seconds: float
+    ) -> None:
+        """The same load for so long and no longer, where no rate is asked for."""
+        self._reset(0)
+        self._hand_over(contestant, models, outstanding, time.monotonic() + seconds, lambda: False)
+        self._await_none_open(time.monotonic() + _DRAIN_S)
+
+    def _hand_over(
+        self,
+        contestant: Contestant,
+        models: Sequence[int],
+        outstanding: int,
+        until_s: float,
+        enough: Callable[[], bool],
+    ) -> None:
+        self._ended_s = np.full(1024, np.nan)
         number = 0
-        while (now_s := time.monotonic()) < begin_s + seconds:
+        while not enough() and (now_s := time.monotonic()) < until_s:
             if number == len(self._ended_s):
                 with self._changed:
                     self._ended_s = np.concatenate([self._ended_s, np.full(number, np.nan)])
             model = models[number % len(models)]
             with self._changed:
                 self._open += 1
+                if self._turns is not None:
+                    self._turns.began(model)
             contestant.submit(TimedTask(number, model, now_s), self._chosen(number, model))
             number += 1
             with self._changed:
-                self._changed.wait_for(lambda: self._open < outstanding, timeout=begin_s + seconds - now_s)
-        self._await_none_open(time.monotonic() + _DRAIN_S)
-        return float(np.count_nonzero(self._ended_s <= begin_s + seconds)) / seconds
+                self._changed.wait_for(lambda: self._open < outstanding, timeout=until_s - now_s)
 
     def _reset(self, tasks: int) -> None:
         with self._changed:
             self._ended_s = np.full(tasks, np.nan)
             self._open = tasks
+            self._turns = None
 
     def _chosen(self, number: int, model: int) -> Feeds:
         offered = self._feeds[model]

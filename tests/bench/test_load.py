@@ -7,6 +7,7 @@ from stageloom.edge_agent.bench.load import (
     ArrivalWindow,
     deadlines_s,
     judge,
+    mixed_models,
     poisson_window,
     rate_index,
     rate_per_s,
@@ -55,3 +56,12 @@ def test_a_result_at_its_deadline_or_none_at_all_is_late() -> None:
     assert list(result.in_time[:3]) == [False, False, True]
     tasks, in_time = result.counts(1)
     assert tasks[0] - in_time[0] == 2
+
+
+@pytest.mark.parametrize("weights", [(1.0, 10.0), (1.0, 2.0, 4.0), (0.0, 3.0)])
+def test_any_part_of_a_sequence_of_models_has_the_mix(weights: tuple[float, ...]) -> None:
+    models = np.array(mixed_models(weights, seed=3))
+    share = np.array(weights) / sum(weights)
+    came = np.cumsum(models[:, None] == np.arange(len(weights)), axis=0)  # [tasks, models]
+    assert np.max(np.abs(came - share * np.arange(1, len(models) + 1)[:, None])) < 2.0
+    assert len(models) == 512
