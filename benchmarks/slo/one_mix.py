@@ -353,15 +353,17 @@ class MixMeasurement:
         turns = [name for name in (*rivals.values(), own) if name in looked]
         beside = contest.saturated(turns, weights, effort.beside_s, effort.beside_rounds, until_s)
         for which, rival in rivals.items():
-            if not {rival, own} <= beside.keys() or len(beside[own]) < 2:
+            both = zip(beside.get(own, ()), beside.get(rival, ()), strict=False)
+            pairs = [(ours, theirs) for ours, theirs in both if ours and theirs]
+            if len(pairs) < 2:
                 self._row("left_out", load=load, rival=rival, reason="too few rounds of both")
                 continue
             logs = PairedLogs()
-            for ours, theirs in zip(beside[own], beside[rival], strict=True):
+            for ours, theirs in pairs:
                 logs.add(math.log(ours / theirs))
             value, low, high = (math.exp(log) for log in (logs.mean, *logs.bounds(_SURE)))
             row = {"value": value, "low": low, "high": high, "rounds": logs.count}
-            row |= {"per_s": median(beside[own]), "rival_per_s": median(beside[rival])}
+            row |= {"per_s": median(one for one, _ in pairs), "rival_per_s": median(one for _, one in pairs)}
             self._row(f"saturated_over_{which}", load=load, rival=rival, **row)
             self.result.figures[f"auto_over_{which}.{load}"] = value
 

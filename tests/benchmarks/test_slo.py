@@ -164,6 +164,34 @@ def test_of_a_rival_that_dies_while_it_is_compared_there_is_no_figure_and_the_ot
     assert left_out(one) == [("mix", "quick")]
 
 
+class StumblingContest(SaturatedContest):
+    """Where few are compared, `quick` comes to no rate in its first rounds."""
+
+    def __init__(self, without: int) -> None:
+        super().__init__()
+        self._without = without
+
+    def saturated(
+        self, names: Sequence[str], weights: object, seconds: float, rounds: int, until_s: float
+    ) -> dict[str, list[float]]:
+        found = super().saturated(names, weights, seconds, rounds, until_s)
+        if len(names) < 4:
+            found["quick"][: self._without] = [0.0] * self._without
+        return found
+
+
+@pytest.mark.parametrize("without", [1, 2])
+def test_a_round_without_a_rate_is_in_no_pair_and_of_fewer_than_two_pairs_there_is_no_figure(
+    without: int,
+) -> None:
+    one = told()
+    one._effort = replace(QUICK, beside_rounds=3)
+    one._saturated(StumblingContest(without), "mix", "stageloom", [1.0], math.inf)  # type: ignore[arg-type]
+    assert one.result.figures.get("auto_over_best_setting.mix") == (pytest.approx(0.8) if without == 1 else None)
+    assert left_out(one) == ([("mix", "quick")] if without == 2 else [])
+    assert one.result.figures["auto_over_by_deadline.mix"] == pytest.approx(0.4)
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_no_load_begins_once_the_mix_s_time_is_over(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = iter([0.0, 100.0 if late else 1.0])
