@@ -77,7 +77,7 @@ class Application:
 
     def saturated_per_s(self, weights: Sequence[float], seconds: float) -> float:
         """Tasks a second while some are always open, models drawn by the weights; see `closed_loop`."""
-        return self._runner.closed_loop(self, mixed_models(weights, 0), OUTSTANDING, seconds)
+        return self._runner.closed_loop(self, mixed_models(weights, 0), OUTSTANDING, seconds).per_s
 
     def _done(self, task: TimedTask, future: "Future[Any]") -> None:
         self._count(task, outcome_of(future.exception()))

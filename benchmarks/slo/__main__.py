@@ -16,15 +16,16 @@ over all mixes that are asked for, and missing where one of them has no such rat
 latencies in float32 at 0.7 of the best rival's capacity, missing where the share of tasks without a result,
 `given_up_*.MIX`, exceeds 0.01; `auto_over_best_setting.*` is throughput while eight tasks are always open, of
 the mix and of each of its models alone, counted once tasks have turned over, over the best setting, which
-other windows chose: the geometric mean of pairs of windows; `auto_over_by_deadline.*` the same over the loop by
-deadline. `--only saturated` measures nothing else. Ablations are rows; `over_full` of one is its capacity over
-that of the whole plan. There are none where the agent served another plan than its measurements give, and a
-row `warning` says so. When a mix's time is over, loads not yet saturated are left out, and rows `left_out` say
-which. Under a quota rivals are tuned for the cores that it pays for, as `auto` plans for these, and a row
-`warning` tells of it.
+other windows chose: the geometric mean of pairs of windows; `auto_over_by_deadline.*` the same over the loop
+by deadline. `--only saturated` measures nothing else. Ablations are rows; `over_full` of one is its capacity
+over that of the whole plan. There are none where the agent served another plan than its measurements give,
+and a row `warning` says so. When a mix's time is over, loads not yet saturated are left out, and rows
+`left_out` say which. Under a quota rivals are tuned for the cores that it pays for, as `auto` plans for
+these, and a row `warning` tells of it.
 
-A contestant that dies, and a mix that cannot be measured, is a row `absent`; all others are measured on. The
-exit code then is 3 where no registry answered for a mix, 1 where Stageloom failed at one.
+A contestant that fails at a task is a row `problem`, and a saturated round with a task that had no result has
+no rate. A contestant that dies, and a mix that cannot be measured, is a row `absent`; all others are measured
+on. The exit code then is 3 where no registry answered for a mix, 1 where Stageloom failed at one.
 """
 
 import argparse

@@ -196,6 +196,8 @@ class MixMeasurement:
             finally:
                 for name, reason in contest.absent.items():
                     self._row("absent", contestant=name, reason=reason)
+                for name, error in contest.problems.items():
+                    self._row("problem", contestant=name, error=error)
         return self.result
 
     def _measure(self, contest: Contest) -> None:
@@ -346,9 +348,8 @@ class MixMeasurement:
         """The best rival is chosen in windows of its own: the best of many noisy figures is too good."""
         effort = self._effort
         names = [name for name in contest.names if name in self._families or name == own]
-        looked = contest.saturated(names, weights, effort.saturated_s, effort.saturated_rounds, until_s)
-        for name, found in looked.items():
-            self._row("saturated", load=load, contestant=name, per_s=median(found))
+        found = contest.saturated(names, weights, effort.saturated_s, effort.saturated_rounds, until_s)
+        looked = self._looked(load, found)
         rivals = saturated_rivals(looked, self._families)
         turns = [name for name in (*rivals.values(), own) if name in looked]
         beside = contest.saturated(turns, weights, effort.beside_s, effort.beside_rounds, until_s)
@@ -366,6 +367,18 @@ class MixMeasurement:
             row |= {"per_s": median(one for one, _ in pairs), "rival_per_s": median(one for _, one in pairs)}
             self._row(f"saturated_over_{which}", load=load, rival=rival, **row)
             self.result.figures[f"auto_over_{which}.{load}"] = value
+
+    def _looked(self, load: str, found: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+        """The rates of those that came to any."""
+        looked: dict[str, list[float]] = {}
+        for name, rounds in found.items():
+            if rates := [per_s for per_s in rounds if per_s]:
+                looked[name] = rates
+                self._row("saturated", load=load, contestant=name, per_s=median(rates))
+            if len(rates) < len(rounds):
+                reason = f"{len(rounds) - len(rates)} of {len(rounds)} rounds came to no rate"
+                self._row("left_out", load=load, contestant=name, reason=reason)
+        return looked
 
     def _row(self, part: str, **values: Any) -> None:
         self.result.rows.append({"part": part, "mix": self.name, **values})

@@ -291,8 +291,9 @@ class Contest:
     ) -> dict[str, list[float]]:
         """Tasks a second of each contestant while eight are always open, once a round; none of one that dies.
 
-        Tasks are of the models by their weights, each round in a seeded order that is the same for all. No
-        round but the first begins after `until_s` on the monotonic clock.
+        Tasks are of the models by their weights, each round in a seeded order that is the same for all. A
+        round in which a task had no result, or whose tasks did not turn over, comes to 0. No round but the
+        first begins after `until_s` on the monotonic clock.
 
         Raises:
             ContestantError: a needed contestant has died.
@@ -305,7 +306,10 @@ class Contest:
             wanted = ClosedLoop(models, OUTSTANDING, seconds)
             for name in self._rng.sample(list(found), len(found)):
                 with self._losing(name, found):
-                    found[name].append(self._processes[name].saturated_per_s(wanted))
+                    process = self._processes[name]
+                    per_s, without_result = process.saturated(wanted)
+                    self._note(process)
+                    found[name].append(0.0 if without_result else per_s)
         return found
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 from stageloom.edge_agent.bench.contestant import Contestant, ContestantSetting, ReportingContestant
 from stageloom.edge_agent.bench.load import Array, ArrivalWindow, WindowResult, judge
 from stageloom.edge_agent.bench.model_files import ModelUnderTest
-from stageloom.edge_agent.bench.window_run import WindowRunner
+from stageloom.edge_agent.bench.window_run import Carried, WindowRunner
 from stageloom.shared.errors import ExecutorError, StageloomError
 
 _START_S: Final = 300.0  # for one that measures nothing; others end themselves when they get nowhere
@@ -35,7 +35,7 @@ class ContestantError(ExecutorError):
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """Ask for tasks a second with some always open; `models` are the tasks' models, over and over."""
+    """Ask what is carried with some tasks always open; `models` are the tasks' models, over and over."""
 
     models: tuple[int, ...]
     outstanding: int
@@ -86,13 +86,14 @@ class ContestantProcess:
         ended_s: Array = self._ask(window, window.last_s)
         return judge(window, ended_s)
 
-    def saturated_per_s(self, wanted: ClosedLoop) -> float:
-        """Tasks a second with some always open.
+    def saturated(self, wanted: ClosedLoop) -> Carried:
+        """What it carries with some tasks always open.
 
         Raises:
             ContestantError: the contestant has died.
         """
-        return float(self._ask(wanted, wanted.seconds))
+        carried: Carried = self._ask(wanted, wanted.seconds)
+        return carried
 
     def stop(self) -> None:
         """End it, and whatever it has started: at once where the wait for that is interrupted."""

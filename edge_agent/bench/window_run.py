@@ -4,7 +4,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,13 @@ _LEAD_S: Final = 0.005
 _GRACE_S: Final = 0.010
 _DRAIN_S: Final = 60.0
 _TURNING_S: Final = 60.0  # beyond what a closed loop was asked for
+
+
+class Carried(NamedTuple):
+    """What a closed loop came to: results a second, and how many of all its tasks had none."""
+
+    per_s: float
+    without_result: int
 
 
 class _Turns:
@@ -105,25 +112,28 @@ class WindowRunner:
 
     def closed_loop(
         self, contestant: Contestant, models: Sequence[int], outstanding: int, seconds: float
-    ) -> float:
-        """Tasks a second while `outstanding` are always open: the next of `models`, over and over.
+    ) -> Carried:
+        """Let `outstanding` tasks always be open, the next of `models`, over and over, and count them.
 
         A loop begins empty. Whoever lets short tasks pass fills it with long ones meanwhile, and would be
         paid for short ones that passed them though they never ran. So what counts are whole turns (`_Turns`)
         that last `seconds`, once the loop is full: where long tasks hold every place, they limit the rest.
-        0 where that takes a minute longer.
+        `per_s` is 0 where that takes a minute longer.
+
+        A task without a result makes room for the next at once: beside any, the others' rate says nothing.
         """
         self._reset(0)
         self._turns = turns = _Turns(models, outstanding)
         until_s = time.monotonic() + seconds + _TURNING_S
-        self._hand_over(contestant, models, outstanding, until_s, lambda: turns.lasted_s >= seconds)
+        asked = self._hand_over(contestant, models, outstanding, until_s, lambda: turns.lasted_s >= seconds)
         with self._changed:
             self._turns = None
         self._await_none_open(time.monotonic() + _DRAIN_S)
+        without_result = asked - self.completed
         if turns.lasted_s < seconds:
-            return 0.0
+            return Carried(0.0, without_result)
         within = (self._ended_s > turns.at_s[0]) & (self._ended_s <= turns.at_s[-1])
-        return float(np.count_nonzero(within)) / turns.lasted_s
+        return Carried(float(np.count_nonzero(within)) / turns.lasted_s, without_result)
 
     def keep_open(
         self, contestant: Contestant, models: Sequence[int], outstanding: int, seconds: float
@@ -140,7 +150,8 @@ class WindowRunner:
         outstanding: int,
         until_s: float,
         enough: Callable[[], bool],
-    ) -> None:
+    ) -> int:
+        """How many there were."""
         self._ended_s = np.full(1024, np.nan)
         number = 0
         while not enough() and (now_s := time.monotonic()) < until_s:
@@ -156,6 +167,7 @@ class WindowRunner:
             number += 1
             with self._changed:
                 self._changed.wait_for(lambda: self._open < outstanding, timeout=until_s - now_s)
+        return number
 
     def _reset(self, tasks: int) -> None:
         with self._changed:

@@ -21,7 +21,7 @@ from benchmarks import zoo
 from benchmarks.pays.device import COMMITTED, PENDING, PaysDevice
 from benchmarks.pays.intervals import Tasks
 from benchmarks.pays.load import Application
-from benchmarks.processes import AGENT
+from benchmarks.processes import AGENT, DemoFailed
 from examples.demo.load import WINDOW_S as STAYED_S
 from examples.demo.load import StayingLoad, compare
 from examples.demo.page import render
@@ -180,6 +180,9 @@ class _Story:
             settings = [AgentSetting(who, device.plan(name).wire) for who, name in plans.items()]
             contest.enter([NAIVE, *settings])
             self.capacity_per_s = contest.saturated([FITTING], WEIGHTS, SATURATED_S, 1)[FITTING][0]
+            if not self.capacity_per_s:
+                problem = contest.problems.get(FITTING, "its tasks did not turn over in a minute")
+                raise DemoFailed(f"the plan for all cores does not serve all models: {problem}")
             rate_per_s = BUSY * self.capacity_per_s
             self.say(f"  the plan carries {self.capacity_per_s:.0f} tasks a second, mixed 1:2:4")
             results = contest.windows_at(contest.names, rate_per_s, self.options.windows)

@@ -15,6 +15,7 @@ from stageloom.edge_agent.bench.contestant_process import ContestantError
 from stageloom.edge_agent.bench.load import WindowResult
 from stageloom.edge_agent.bench.rival_settings import NAIVE
 from stageloom.edge_agent.bench.stageloom_contestant import AgentSetting
+from stageloom.edge_agent.bench.window_run import Carried
 from tests.bench.not_starting import NotStarting
 
 CARRIED_PER_S = 40.0
@@ -32,7 +33,7 @@ class MortalContest(Contest):
         self.models = [None]  # type: ignore[list-item] # one; only its number counts
         self._dies = dies
         self._processes = {
-            name: SimpleNamespace(saturated_per_s=partial(self.carry, name))  # type: ignore[misc]
+            name: SimpleNamespace(name=name, plan="", problem="", saturated=partial(self.carry, name))  # type: ignore[misc]
             for name in NAMES
         }
         self.ran: list[str] = []
@@ -41,10 +42,10 @@ class MortalContest(Contest):
     def leave(self, names: Iterable[str]) -> None:
         self.left += names
 
-    def carry(self, name: str, wanted: object) -> float:
+    def carry(self, name: str, wanted: object) -> Carried:
         if name == self._dies:
             raise ContestantError(f"{name} has died")
-        return CARRIED_PER_S
+        return Carried(CARRIED_PER_S, 0)
 
     def window(self, name: str, rate_per_s: float, number: int) -> WindowResult:
         self.ran.append(name)
@@ -110,6 +111,20 @@ def test_a_rival_that_dies_after_the_capacities_is_absent_and_the_others_have_th
 def test_once_time_is_over_every_contestant_has_one_saturated_round() -> None:
     found = MortalContest("nobody").saturated(NAMES, (1.0,), 0.1, 5, until_s=-math.inf)
     assert found == {name: [CARRIED_PER_S] for name in NAMES}
+
+
+def test_a_saturated_round_in_which_tasks_fail_has_no_rate_and_the_contest_tells_the_error() -> None:
+    class FailingContest(MortalContest):
+        def carry(self, name: str, wanted: object) -> Carried:
+            if name != "naive":
+                return super().carry(name, wanted)
+            self._processes[name].problem = "MemoryError: no room"
+            return Carried(100.0 * CARRIED_PER_S, 7)
+
+    contest = FailingContest("nobody")
+    found = contest.saturated(NAMES, (1.0,), 0.1, 2)
+    assert found == {name: [0.0 if name == "naive" else CARRIED_PER_S] * 2 for name in NAMES}
+    assert contest.problems == {"naive": "MemoryError: no room"}
 
 
 def test_a_window_that_is_interrupted_leaves_no_rate_without_samples() -> None:

@@ -57,9 +57,16 @@ def test_each_task_gets_its_models_inputs_and_one_that_was_given_up_has_no_laten
 def test_a_closed_loop_keeps_some_tasks_open_and_never_more() -> None:
     runner, contestant = WindowRunner(FEEDS), Instant()
     contestant.start(runner.ended)
-    rate = runner.closed_loop(contestant, [0, 0, 0], 2, 0.2)
+    carried = runner.closed_loop(contestant, [0, 0, 0], 2, 0.2)
     assert contestant.most_open == 2
-    assert rate > 0.0
+    assert carried.per_s > 0.0 and carried.without_result == 0
+
+
+def test_a_closed_loop_tells_how_many_of_its_tasks_had_no_result() -> None:
+    runner, contestant = WindowRunner(FEEDS), Instant()
+    contestant.start(runner.ended)
+    carried = runner.closed_loop(contestant, [0, 1, 0], 2, 0.05)
+    assert carried.without_result == pytest.approx(runner.completed / 2, abs=2)
 
 
 class OneServer:
@@ -106,7 +113,7 @@ def test_a_saturated_server_carries_its_mix_also_where_short_tasks_overtake(
         monkeypatch.setattr(window_run, "time", server)
         monkeypatch.setattr(window_run, "_DRAIN_S", 0.0)
         server.start(runner.ended)
-        rates.append(runner.closed_loop(server, mixed_models((1.0, 10.0), seed), 8, seconds))
+        rates.append(runner.closed_loop(server, mixed_models((1.0, 10.0), seed), 8, seconds).per_s)
     assert np.mean(rates) == pytest.approx(11.0 / (service_s[0] + 10.0 * service_s[1]), rel=0.03)
     assert np.ptp(rates) < 0.15 * np.mean(rates)
 
@@ -116,5 +123,5 @@ def test_a_closed_loop_whose_tasks_never_turn_over_has_no_rate(monkeypatch: pyte
     monkeypatch.setattr(window_run, "time", server)
     monkeypatch.setattr(window_run, "_DRAIN_S", 0.0)
     server.start(runner.ended)
-    assert runner.closed_loop(server, mixed_models((1.0, 10.0), 0), 8, 0.6) == 0.0
+    assert runner.closed_loop(server, mixed_models((1.0, 10.0), 0), 8, 0.6).per_s == 0.0
     assert runner.completed > 80

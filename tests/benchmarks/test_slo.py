@@ -5,6 +5,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -187,9 +188,27 @@ def test_a_round_without_a_rate_is_in_no_pair_and_of_fewer_than_two_pairs_there_
     one = told()
     one._effort = replace(QUICK, beside_rounds=3)
     one._saturated(StumblingContest(without), "mix", "stageloom", [1.0], math.inf)  # type: ignore[arg-type]
-    assert one.result.figures.get("auto_over_best_setting.mix") == (pytest.approx(0.8) if without == 1 else None)
+    compared = {"auto_over_best_setting.mix": 0.8} if without == 1 else {}
+    assert one.result.figures == pytest.approx({"auto_over_by_deadline.mix": 0.4, **compared})
     assert left_out(one) == ([("mix", "quick")] if without == 2 else [])
-    assert one.result.figures["auto_over_by_deadline.mix"] == pytest.approx(0.4)
+
+
+def test_whoever_fails_at_tasks_is_no_rival_for_what_it_carries_of_the_others_and_rows_say_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, contest = told(), SaturatedContest()
+    contest.carried["quick"] = 0.0  # what a contest makes of such rounds
+    one._saturated(contest, "mix", "stageloom", [1.0], math.inf)  # type: ignore[arg-type]
+    assert one.result.figures["auto_over_best_setting.mix"] == pytest.approx(2.0)
+    (row,) = (row for row in one.result.rows if row["part"] == "left_out")
+    assert (row["contestant"], row["reason"]) == ("quick", "1 of 1 rounds came to no rate")
+
+    failing = SimpleNamespace(absent={}, problems={"quick": "MemoryError: no room"})
+    monkeypatch.setattr(one_mix, "Contest", lambda *_, **options: nullcontext(failing))
+    monkeypatch.setattr(one, "_measure", lambda contest: None)
+    one._services, one._deadlines = SimpleNamespace(taken={}), {"tiny0": 1.0}  # type: ignore[assignment]
+    told_last = {"part": "problem", "mix": "tiny", "contestant": "quick", "error": "MemoryError: no room"}
+    assert one.run().rows[-1] == told_last
 
 
 @pytest.mark.parametrize("late", [False, True])
