@@ -14,7 +14,7 @@ A rate at which no task came says nothing. It does not hold, or what meets no de
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -145,13 +145,14 @@ def capacity_estimate(samples: Samples, seed: int = 0, *, resamples: int = _RESA
     """The capacity in tasks a second between the rates of the grid; None from too few windows, and where no
     rate holds.
 
-    Every rate's windows are drawn anew with replacement. Each model's shares are then made to fall with the
-    rate (isotonic regression, weighted by tasks), as chance at a rate with two windows would else decide, and
-    the capacity is where the smallest of them crosses 95 % on a straight line between neighbouring rates.
+    Windows of one number have the same arrivals at every rate, so a bootstrap weights numbers and not
+    windows: a hard one is hard at all rates at once. Each model's shares are then made to fall with the rate
+    (isotonic regression, weighted by tasks), as chance at a rate with two windows would else decide, and the
+    capacity is where the smallest of them crosses 95 % on a straight line between neighbouring rates.
     """
     if _too_few(samples) or not capacity_per_s(samples):
         return None
-    return _estimate(bootstrap_capacities(samples, seed, resamples=resamples))
+    return _estimate(_capacities(samples, _window_weights((samples,), seed, resamples)))
 
 
 def _too_few(samples: Samples) -> bool:
@@ -163,16 +164,26 @@ def _estimate(drawn: Array) -> Estimate:
     return float(middle), float(low), float(high)
 
 
-def bootstrap_capacities(samples: Samples, seed: int = 0, *, resamples: int = _RESAMPLES) -> Array:
-    """Capacities of drawn windows [resamples] float64, in tasks a second; see `capacity_estimate`."""
+def _window_weights(sides: Iterable[Samples], seed: int, resamples: int) -> Array:
+    """How much windows of each number count in each bootstrap [resamples, numbers] float64.
+
+    Lists of windows differ in length, and each has the first numbers. Drawn with replacement, a number would
+    come as often at two rates only where they have as many; a weight is the same wherever the number is. The
+    weights spread as far as if the longest list were drawn from.
+    """
+    numbers = max(len(found) for samples in sides for found in samples.values() if _had_tasks(found))
+    return np.random.default_rng(seed).gamma(1.0 - 1.0 / numbers, size=(resamples, numbers))
+
+
+def _capacities(samples: Samples, weights: Array) -> Array:
+    """Capacities of weighted windows [resamples] float64, in tasks a second; see `capacity_estimate`."""
     places = sorted(place for place, found in samples.items() if _had_tasks(found))
-    rng = np.random.default_rng(seed)
     tasks, in_time = [], []
     for place in places:
-        found = samples[place]
-        chosen = rng.integers(0, len(found), (resamples, len(found)))
-        tasks.append(np.array([sample.tasks for sample in found])[chosen].sum(axis=1))
-        in_time.append(np.array([sample.in_time for sample in found])[chosen].sum(axis=1))
+        found = samples[place]  # in the order of their numbers
+        own = weights[:, : len(found)]
+        tasks.append(own @ np.array([sample.tasks for sample in found]))
+        in_time.append(own @ np.array([sample.in_time for sample in found]))
     rates = np.array([rate_per_s(place) for place in places])
     # [resamples, rates, models]
     return np.array(
@@ -188,7 +199,7 @@ def _crossing(rates: Array, tasks: Array, in_time: Array) -> float:
     shares = _shares(tasks, in_time)
     smooth = np.stack([_falling(shares[:, m], tasks[:, m]) for m in range(tasks.shape[1])], axis=1)
     least = smooth.min(axis=1)
-    late = np.flatnonzero(least < IN_TIME_SHARE)
+    late = np.flatnonzero(least < IN_TIME_SHARE - 1e-9)  # weights are no whole numbers
     if not len(late):
         return float(rates[-1])
     first = int(late[0])
@@ -215,11 +226,12 @@ def _falling(values: Array, weights: Array) -> Array:
 
 
 def ratio_of(over: Samples, under: Samples, seed: int = 0, *, resamples: int = _RESAMPLES) -> Estimate | None:
-    """The ratio of two capacities, of the same bootstraps as they; None where one is not known."""
+    """The ratio of two capacities; None where one is not known.
+
+    Windows of one number have the same arrivals on both sides, too, and count as much.
+    """
     few = _too_few(over) or _too_few(under)
     if few or not capacity_per_s(over) or not capacity_per_s(under):
         return None
-    return _estimate(
-        bootstrap_capacities(over, seed, resamples=resamples)
-        / bootstrap_capacities(under, seed + 1, resamples=resamples)
-    )
+    weights = _window_weights((over, under), seed, resamples)
+    return _estimate(_capacities(over, weights) / _capacities(under, weights))

@@ -215,6 +215,43 @@ def test_the_interval_of_a_ratio_holds_the_ratio_and_narrows_with_more_windows()
     assert many[2] - many[1] < few[2] - few[1]
 
 
+def shared(capacity: float, windows: int, rng: np.random.Generator) -> dict[int, list[WindowCounts]]:
+    """Windows of 1,000 tasks at five rates around a capacity; a number that is hard is so at each rate."""
+    hard = rng.normal(0.0, 0.05, windows)
+    middle = rate_index(capacity)
+    shares = {
+        place: np.clip(0.95 + 0.5 * (math.log(capacity / rate_per_s(place)) - hard), 0.0, 1.0)
+        for place in range(middle - 2, middle + 3)
+    }
+    return {
+        place: [sample((1000, round(1000 * share))) for share in found.tolist()]
+        for place, found in shares.items()
+    }
+
+
+def test_an_interval_holds_the_capacity_as_often_as_it_says_where_rates_share_arrivals() -> None:
+    rng, capacity = np.random.default_rng(7), math.sqrt(rate_per_s(90) * rate_per_s(91))
+    held = 0
+    for _ in range(150):
+        estimate = capacity_estimate(shared(capacity, 20, rng), resamples=150)
+        assert estimate is not None
+        held += estimate[1] <= capacity <= estimate[2]
+    assert held >= 132  # 93 % are to be expected of twenty windows; drawn rate by rate it were 81 %
+
+
+@pytest.mark.parametrize("more", [0, 5])
+def test_arrivals_that_both_sides_of_a_ratio_share_say_nothing_of_it(more: int) -> None:
+    """One carries two places more on each number's arrivals; the other may have had some windows less."""
+    over = shared(100.0, 20 + more, np.random.default_rng(7))
+    under = {place - 2: found[:20] for place, found in over.items()}
+    found, alone = ratio_of(over, under), capacity_estimate(over)
+    assert found is not None and alone is not None
+    assert found[0] == pytest.approx(1.05**2, rel=0.02)
+    assert found[2] / found[1] - 1.0 < 0.8 * (alone[2] / alone[1] - 1.0)
+    if not more:
+        assert found == pytest.approx((1.05**2,) * 3)
+
+
 def test_of_few_windows_nothing_is_told_however_sure_it_seems() -> None:
     few, enough = ({10: [sample((20, 20))] * count, 11: [sample((20, 9))] * count} for count in (3, 4))
     assert capacity_estimate(few) is None
