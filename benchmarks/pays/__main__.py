@@ -47,6 +47,7 @@ from benchmarks.processes import DemoFailed
 from benchmarks.real_models.fetching import CACHE, NoRegistryError
 from benchmarks.runner import Report, progress, run
 from benchmarks.slo.mixes import MIXES, load_mix
+from stageloom.edge_agent.bench.capacity import LEAST_WINDOWS
 from stageloom.edge_agent.bench.contest import ContestLoad
 from stageloom.edge_agent.bench.load import deadlines_s
 from stageloom.edge_agent.bench.model_files import ModelUnderTest
@@ -68,13 +69,22 @@ _PLAN_OF: Final = {"night": "night", "day": "day", "core taken": "taken"}  # by 
 SETUP_S: Final = 130.0  # profiles and whatever else is the same however long loads stay; of each part
 _PAIR_S: Final = 27.0  # three loads, three contestants, windows of 2.5 s with their ends
 
+
+def _pairs(text: str) -> int:
+    """As many as an interval needs."""
+    if not text.isdecimal() or int(text) < LEAST_WINDOWS:
+        least = f"give {LEAST_WINDOWS} or more"
+        raise argparse.ArgumentTypeError(f"{text!r} pairs have no interval to judge a ratio by; {least}")
+    return int(text)
+
+
 _OPTIONS: dict[str, dict[str, Any]] = {
     "--minutes": {"type": float, "metavar": "M", "help": "for all of it; default 60, quick 20"},
     "--only": {"choices": ("dynamics", GAIN), "help": "one of the two parts"},
     "--mix": {"action": "append", "choices": list(MIXES), "help": "repeat for more; default all, quick ocr"},
     "--scenario": {"action": "append", "choices": list(SCENARIOS), "help": "repeat for more; default by mix"},
     "--phase": {"type": float, "metavar": "S", "help": "seconds that a load stays; default 60, quick 40"},
-    "--pairs": {"type": int, "metavar": "N", "help": "windows of each plan; default 8, quick 6"},
+    "--pairs": {"type": _pairs, "metavar": "N", "help": "windows of each plan, from 4; default 8, quick 6"},
     "--repetitions": {"type": int, "default": 1, "metavar": "N", "help": "of each scenario; default 1"},
     "--cache": {"type": Path, "default": CACHE, "metavar": "DIR", "help": "downloads; default %(default)s"},
 }

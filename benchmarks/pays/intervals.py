@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from stageloom.edge_agent.bench.capacity import LEAST_WINDOWS
 from stageloom.edge_agent.bench.load import Array, WindowResult
 
 RESAMPLES: Final = 1000
@@ -74,7 +75,7 @@ def mean_log_s(tasks: Tasks) -> float:
 
 
 def interval(statistic: Statistic, windows: Sequence[Tasks], seed: int = 0) -> tuple[float, float]:
-    """Ends of a statistic's 95 % interval by bootstrap over windows.
+    """Ends of a statistic's 95 % interval by bootstrap over windows; nan of fewer than four.
 
     Raises:
         ValueError: there are no windows.
@@ -88,7 +89,8 @@ def interval(statistic: Statistic, windows: Sequence[Tasks], seed: int = 0) -> t
 def ratio(
     statistic: Statistic, over: Sequence[Tasks], under: Sequence[Tasks], seed: int = 0
 ) -> tuple[float, float, float]:
-    """A statistic's ratio, and the ends of its 95 % interval by bootstrap: nan where one that is drawn is.
+    """A statistic's ratio, and the ends of its 95 % interval by bootstrap: nan where one that is drawn is,
+    and of fewer than four pairs.
 
     `over` and `under` are windows that took turns: the n-th of both had the same arrivals, so pairs are
     drawn.
@@ -107,6 +109,8 @@ def ratio(
 
 
 def _bootstrap(statistic: Callable[[Iterable[int]], float], windows: int, seed: int) -> tuple[float, float]:
+    if windows < LEAST_WINDOWS:
+        return float("nan"), float("nan")
     rng = np.random.default_rng(seed)
     drawn = [statistic(rng.integers(0, windows, windows)) for _ in range(RESAMPLES)]
     low, high = np.percentile(drawn, [2.5, 97.5])

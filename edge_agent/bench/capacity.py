@@ -27,7 +27,7 @@ _CLEARLY_LATE: Final = 0.8
 _SURELY_LATE_TASKS: Final = 4  # of 19 at 5 % each: once in 70 times by chance
 _JUDGED_WINDOWS: Final = 8  # at most, where a model has hardly any
 _RESAMPLES: Final = 1000
-_LEAST_WINDOWS: Final = 4  # at one rate: of fewer the bootstrap knows no spread, and any number seems sure
+LEAST_WINDOWS: Final = 4  # at one rate: of fewer the bootstrap knows no spread, and any number seems sure
 
 Estimate = tuple[float, float, float]
 """A number with the ends of its 95 % interval: the median, the 2.5th and the 97.5th percentile of a
@@ -156,7 +156,7 @@ def capacity_estimate(samples: Samples, seed: int = 0, *, resamples: int = _RESA
 
 
 def _too_few(samples: Samples) -> bool:
-    return max(map(len, filter(_had_tasks, samples.values())), default=0) < _LEAST_WINDOWS
+    return max(map(len, filter(_had_tasks, samples.values())), default=0) < LEAST_WINDOWS
 
 
 def _estimate(drawn: Array) -> Estimate:

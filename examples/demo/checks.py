@@ -32,7 +32,9 @@ def check(report: Mapping[str, Any]) -> list[str]:
         problems += [
             f"{entry['who']} at {entry['load']}: {name} {entry[name][0]} lies outside its interval"
             for name in ("in_time_per_s", "p99_ms", "p50_ms", "latency_ms")
-            if entry[name] is not None and not entry[name][1] <= entry[name][0] <= entry[name][2]
+            if entry[name] is not None
+            and None not in entry[name]
+            and not entry[name][1] <= entry[name][0] <= entry[name][2]
         ]
         if entry["in_time"] > entry["tasks"]:
             problems.append(f"{entry['who']} served more tasks in time than there were")

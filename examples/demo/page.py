@@ -77,12 +77,17 @@ def _ratio(tried: Mapping[str, Any]) -> str:
     return f"{tried['ratio']:.3f} ({low:.3f} to {high:.3f})"
 
 
-def _estimate(value: Sequence[float]) -> Markup:
-    """A figure and below it its interval, in three digits."""
-    middle, low, high = (three_digits(one) for one in value)
-    if low == high:  # of a single window, or of tasks that all count alike
+def _estimate(value: Sequence[Any]) -> Markup:
+    """A figure and below it its interval, where one is known, in three digits."""
+    middle, low, high = (three_digits(one) for one in _with_ends(value))
+    if low == high:  # of few windows, or of tasks that all count alike
         return Markup("{}").format(middle)
     return Markup("{}<br><small>{} to {}</small>").format(middle, low, high)
+
+
+def _with_ends(value: Sequence[Any]) -> Sequence[float]:
+    """The figure itself stands for ends that are not known."""
+    return [value[0] if one is None else one for one in value]
 
 
 def _of_the_busy_load(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -154,8 +159,8 @@ def _compared(rows: Sequence[Mapping[str, Any]]) -> Markup:
             (("in_time_per_s", "in time, tasks a second"), ("p50_ms", "median latency, ms")),
             strict=True,
         ):
-            for place, row in enumerate(rows):
-                value, low, high = row[name]
+            figures = [_with_ends(row[name]) for row in rows]
+            for place, (row, (value, low, high)) in enumerate(zip(rows, figures, strict=True)):
                 axes.barh(
                     place,
                     value,
@@ -165,10 +170,10 @@ def _compared(rows: Sequence[Mapping[str, Any]]) -> Markup:
                 )
                 axes.plot([low, high], [place, place], color=_INK, linewidth=1.2)
             axes.set_xlabel(title)
-            axes.set_xlim(0.0, 1.3 * max(row[name][2] for row in rows))
-            for place, row in enumerate(rows):
-                end = row[name][2] + 0.03 * axes.get_xlim()[1]
-                axes.text(end, place, three_digits(row[name][0]), va="center", color=_INK)
+            axes.set_xlim(0.0, 1.3 * max(high for _, _, high in figures))
+            for place, (value, _, high) in enumerate(figures):
+                end = high + 0.03 * axes.get_xlim()[1]
+                axes.text(end, place, three_digits(value), va="center", color=_INK)
             axes.grid(axis="x")
             axes.spines["left"].set_visible(False)
         chart.axes.set_yticks(range(len(rows)), [row["who"] for row in rows])

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -34,6 +34,10 @@ WINDOW_US: Final = 120_000
 _VERDICTS: Final = {"commit": "committed", "reject": "rejected"}
 PACKAGES: Final = ("stageloom", "onnxruntime", "openvino", "onnx", "numpy", "pyzmq", "msgspec", "sqlalchemy")
 
+Estimated: TypeAlias = tuple[float, float | None, float | None]
+"""A value and the ends of its 95 % interval: None of fewer than four windows, and where what is drawn of them
+may have no value."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
@@ -46,22 +50,20 @@ class Served:
     windows: Sequence[Tasks]
 
     @property
-    def in_time_per_s(self) -> tuple[float, float, float]:
-        """Tasks in time a second, and the ends of the 95 % interval."""
-        value, low, high = self._of(in_time)
-        seconds = self.window_s * len(self.windows)
-        return value / seconds, low / seconds, high / seconds
+    def in_time_per_s(self) -> Estimated:
+        """Tasks in time a second."""
+        return self._of(in_time, 1.0 / (self.window_s * len(self.windows)))
 
     @property
-    def p99_ms(self) -> tuple[float, float, float] | None:
-        """The same of what 99 of 100 tasks keep; None where that falls on tasks without a result."""
+    def p99_ms(self) -> Estimated | None:
+        """What 99 of 100 tasks keep; None where that falls on tasks without a result."""
         found = self._of(p99_s)
-        return None if any(map(math.isnan, found)) else _ms(found)
+        return None if math.isnan(found[0]) else found
 
     @property
-    def p50_ms(self) -> tuple[float, float, float]:
-        """The same of what half of the tasks keep; one without a result took twice its deadline."""
-        return _ms(self._of(lambda tasks: percentile_s(tasks.latency_s, 50)))
+    def p50_ms(self) -> Estimated:
+        """What half of the tasks keep; one without a result took twice its deadline."""
+        return self._of(lambda tasks: percentile_s(tasks.latency_s, 50))
 
     @property
     def sentence(self) -> str:
@@ -85,16 +87,12 @@ class Served:
             "given_up": float(np.mean(~tasks.answered)),
             "p50_ms": self.p50_ms,
             "p99_ms": self.p99_ms,
-            "latency_ms": _ms(self._of(mean_log_s)),
+            "latency_ms": self._of(mean_log_s),
         }
 
-    def _of(self, statistic: Statistic) -> tuple[float, float, float]:
-        return statistic(Tasks.together(self.windows)), *interval(statistic, self.windows)
-
-
-def _ms(seconds: tuple[float, float, float]) -> tuple[float, float, float]:
-    value, low, high = (1e3 * one for one in seconds)
-    return value, low, high
+    def _of(self, statistic: Statistic, unit: float = 1e3) -> Estimated:
+        low, high = (None if math.isnan(end) else unit * end for end in interval(statistic, self.windows))
+        return unit * statistic(Tasks.together(self.windows)), low, high
 
 
 @dataclass(frozen=True, kw_only=True)

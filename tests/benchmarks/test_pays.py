@@ -20,7 +20,7 @@ from benchmarks.pays.intervals import Tasks, in_time, interval, mean_log_s, p50_
 from benchmarks.pays.load import outcome_of
 from benchmarks.pays.scenarios import SCENARIOS, Phase, visits
 from benchmarks.processes import DemoFailed
-from benchmarks.runner import Report
+from benchmarks.runner import Report, run
 from stageloom.edge_agent.bench.contest import ContestLoad
 from stageloom.edge_agent.bench.contestant_process import ContestantError
 from stageloom.edge_agent.bench.load import WindowResult
@@ -70,6 +70,21 @@ def test_a_ratio_of_windows_that_took_turns_is_of_all_and_its_interval_draws_pai
         ratio(p50_s, over[:3], under)
     with pytest.raises(ValueError, match="no windows"):
         interval(p50_s, [])
+
+
+def test_windows_too_few_to_know_their_spread_have_no_interval() -> None:
+    """Of two windows an interval for 95 % held the truth in about half of all cases."""
+    windows = [tasks([0.01 * number] * 5) for number in range(1, 5)]
+    assert np.isnan(interval(mean_log_s, windows[:3])).all()
+    assert not np.isnan(interval(mean_log_s, windows)).any()
+    value, *ends = ratio(mean_log_s, windows[:3], windows[1:])
+    assert value < 1.0 and np.isnan(ends).all()
+
+
+def test_fewer_pairs_than_an_interval_needs_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run(measure, options=pays._OPTIONS, argv=["--pairs", "3"])
+    assert "'3' pairs have no interval" in (told := capsys.readouterr().err) and "give 4 or more" in told
 
 
 @pytest.mark.more
@@ -351,7 +366,7 @@ def test_a_contestant_that_dies_leaves_the_loads_before(monkeypatch: pytest.Monk
     report = Report("pays")
     load = ContestLoad(weights=[1.0], deadlines_s=[0.02])
     with pytest.raises(ContestantError):
-        measure_gain(report, "zoo", [], load, {"night": b"", "day": b""}, 10.0, 2)
+        measure_gain(report, "zoo", [], load, {"night": b"", "day": b""}, 10.0, 4)
     assert Counter(row["part"] for row in report.rows) == {"gain": 3, "ratio": 8, "absent": 1}
     assert report.figures["night_p50_over_day_plan.zoo"] == 1.0
 
