@@ -282,7 +282,7 @@ class Pair:
                 rig.paced.slow = (3 if batch >= change else 1) * self._slow
 
             busy = rig.closed_loop(REPLICAS, count, slow_down)
-            parts = _parts_of(busy.since(change + SETTLE))
+            parts = _parts_of(busy.since(change + SETTLE), 3 * self._slow)
             rate_per_s = 0.97 * parts.highest_rate_per_s()
             near = rig.open_loop(evenly(rate_per_s, count), slow_down)
         share, wanted = busy.away(change + SETTLE), parts.share_away()
@@ -310,7 +310,7 @@ class Pair:
         self.rows.append(row | {"closed_over_fast_only": per_s / self.fast.closed_per_s})
 
 
-def _parts_of(run: Run) -> PartTimes:
-    """What the parts took in a run in which tails ran on both resources."""
+def _parts_of(run: Run, slow: float) -> PartTimes:
+    """What the parts took in a run; of tails that all stayed on the fast resource, `slow` times that away."""
     head_s, tail_s, slow_tail_s = (median_s(run, *ran) for ran in ((0, FAST), (1, FAST), (1, SLOW)))
-    return PartTimes(head_s=head_s, tail_s=tail_s, slow_tail_s=slow_tail_s)
+    return PartTimes(head_s=head_s, tail_s=tail_s, slow_tail_s=slow_tail_s or slow * tail_s)

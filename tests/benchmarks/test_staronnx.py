@@ -116,11 +116,11 @@ def test_an_unpaced_plan_in_a_closed_loop_is_compared_with_the_fast_ones_closed_
 
 
 class SlowerPair(BesidePair):
-    """Heads take 3 s, tails 1 s and away 9 s; 0.4 of them go away in the closed loop, `away` at the rate."""
+    """Heads take 3 s, tails 1 s and away 9 s; `busy` of five go away in the closed loop, `away` at the rate."""
 
-    def __init__(self, away: float) -> None:
+    def __init__(self, away: float, busy: int = 2) -> None:
         super().__init__()
-        self._away = away
+        self._away, self._busy = away, busy
         self.rates: list[float] = []
 
     @contextmanager
@@ -128,7 +128,7 @@ class SlowerPair(BesidePair):
         def busy(at_once: int, count: int, slow_down: Any) -> Run:
             steps = []
             for batch in range(count):
-                tail = (SLOW, 3.0, 12.0) if batch % 5 < 2 else (FAST, 3.0, 4.0)
+                tail = (SLOW, 3.0, 12.0) if batch % 5 < self._busy else (FAST, 3.0, 4.0)
                 steps += [(batch, 0, FAST, 0.0, 3.0), (batch, 1, *tail)]
             return ran(*steps, arrivals_s=[0.0] * count, ends_s=[12.0] * count)
 
@@ -146,6 +146,13 @@ def test_near_the_highest_rate_with_a_slower_slow_resource_tails_must_go_away(aw
     *_, line = pair._slower(Rate(plan=None, per_s=0.0, closed_per_s=0.0, parts=None))  # type: ignore[arg-type]
     assert pair.rates == [pytest.approx(0.97 / 3.6)] and pair.rates[0] > 1 / 4
     assert line.met is met and line.beside == {"away": away}
+
+
+def test_tails_that_all_stay_on_the_fast_resource_are_too_few_away_and_end_no_run() -> None:
+    """Away they would take nine times as long, so that 0.4 of them should go."""
+    pair = SlowerPair(0.2, busy=0)
+    line, _ = pair._slower(Rate(plan=None, per_s=0.0, closed_per_s=0.0, parts=None))  # type: ignore[arg-type]
+    assert (line.asked, line.measured, line.met) == ("within 10 % of 0.400", 0.0, False)
 
 
 class TwoLines:
