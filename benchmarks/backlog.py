@@ -113,7 +113,7 @@ def observed(device: PaysDevice, plan: str, rate_per_s: float, seconds: float) -
     """A row of one plan under one load."""
     device.run_plan(plan)
     with Client(device.socket) as client:
-        Application(client, device.models, [np.inf] * len(device.models)).saturated_per_s(WEIGHTS, 1.0)
+        Application(client, device.models, [np.inf] * len(device.models)).warm_up(WEIGHTS)
         began_us = time.time_ns() // 1000
         arrivals = Arrivals(client, device.models, rate_per_s)
         time.sleep(seconds)

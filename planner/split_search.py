@@ -251,7 +251,8 @@ class Entrants(NamedTuple):
 def entrants(store: ReadStore, request: PlanCreateRequest, device: DeviceId) -> Entrants:
     """What `eop` proposes on the first executor of a request for one model, where all is known and splits
     are predicted to take clearly less than the faster resource alone; else nothing."""
-    asked = replace_struct(request, scheduler=EOP, budget_s=None, rates=())
+    models = tuple(replace_struct(one, weight=1) for one in request.models)  # one model takes no turns
+    asked = replace_struct(request, scheduler=EOP, budget_s=None, rates=(), models=models)
     try:
         check_request(asked)
         (choice,) = model_choices(store, asked.models)

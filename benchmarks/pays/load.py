@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from benchmarks.processes import DemoFailed
 from stageloom import Client
 from stageloom.edge_agent.bench.contestant import Ended, TimedTask
 from stageloom.edge_agent.bench.load import WindowResult, judge, mixed_models, poisson_window
@@ -75,9 +76,23 @@ class Application:
         self.outcomes["lost"] += before + window.tasks - self.outcomes.total()
         return judge(window, ended_s)
 
+    def warm_up(self, weights: Sequence[float], seconds: float = 1.0) -> None:
+        """Keep some tasks open for so long: sessions, caches and clocks are warm then."""
+        self._runner.keep_open(self, mixed_models(weights, 0), OUTSTANDING, seconds)
+
     def saturated_per_s(self, weights: Sequence[float], seconds: float) -> float:
-        """Tasks a second while some are always open, models drawn by the weights; see `closed_loop`."""
-        return self._runner.closed_loop(self, mixed_models(weights, 0), OUTSTANDING, seconds).per_s
+        """Tasks a second while some are always open, models drawn by the weights; see `closed_loop`.
+
+        Raises:
+            DemoFailed: tasks had no result, or did not turn over in a minute.
+        """
+        carried = self._runner.closed_loop(self, mixed_models(weights, 0), OUTSTANDING, seconds)
+        if carried.without_result or not carried.per_s:
+            raise DemoFailed(
+                f"the device is no measure of a load: of tasks that are always open {carried.without_result} "
+                "had no result, or they did not turn over in a minute; see the agent's log"
+            )
+        return carried.per_s
 
     def _done(self, task: TimedTask, future: "Future[Any]") -> None:
         self._count(task, outcome_of(future.exception()))

@@ -46,6 +46,8 @@ class WaitingLog:
         self._missed: deque[_Span] = deque(maxlen=_TASKS)  # that expired
         self._levels: deque[_Level] = deque(maxlen=_LEVELS)
         self._moved_s = -math.inf
+        self._newest: Mapping[str, int] = {}  # counts as the engine process told them last
+        self._gone: dict[str, int] = {}  # tasks of models that came back and count anew
 
     def task_completed(self, arrived_s: float, ended_s: float) -> None:
         """Count a task that the application got an answer to."""
@@ -56,10 +58,20 @@ class WaitingLog:
         self._missed.append((arrived_s, ended_s))
 
     def seen(self, at_s: float, oldest_age_s: float, arrived: Mapping[str, int]) -> None:
-        """The queues at one instant; `arrived` counts each model's tasks since the engine process started."""
+        """The queues at one instant; `arrived` counts each model's tasks since the engine serves it."""
         while self._levels and self._levels[0][0] < at_s - _KEEP_S:
             self._levels.popleft()
-        self._levels.append((at_s, oldest_age_s, arrived))
+        self._gone = {name: gone for name, count in arrived.items() if (gone := self._before(name, count))}
+        self._newest = arrived
+        told = arrived if not self._gone else {n: c + self._gone.get(n, 0) for n, c in arrived.items()}
+        self._levels.append((at_s, oldest_age_s, told))
+
+    def _before(self, name: str, count: int) -> int:
+        """The tasks of a model that were counted before no plan served it."""
+        if name not in self._newest:
+            return next((told[name] for *_, told in reversed(self._levels) if name in told), 0)
+        newest = self._newest[name]
+        return self._gone.get(name, 0) + (newest if count < newest else 0)
 
     def arrivals_moved(self, since_s: float) -> None:
         """Other tasks come since that instant: latencies of before it are no measure for these."""
@@ -74,6 +86,7 @@ class WaitingLog:
     def engine_restarted(self) -> None:
         """Another engine process counts anew."""
         self._levels.clear()
+        self._newest, self._gone = {}, {}
 
     def before(self, now_s: float, config: GuardConfig) -> WaitedBefore:
         """Of the last minute, at the instant of a change."""

@@ -132,7 +132,7 @@ class _Story:
         self.say("the device runs the plan for few tasks")
         with Client(device.socket) as client:
             self.application = Application(client, device.models, self.deadlines_s)
-            self.application.saturated_per_s(WEIGHTS, 1.0)  # sessions and clocks are warm then
+            self.application.warm_up(WEIGHTS)
             self.night_per_s = self.application.saturated_per_s(WEIGHTS, SATURATED_S)
             load, answer = self.act_two()
             paper = self.act_three()

@@ -64,7 +64,8 @@ def explain(
     fitted      its operators were; what they cost together is fitted to other measured stages, nine of ten
                 of which take no more and no less than the share behind +-
     operators   its operators were; side by side they are taken to hinder each other fully
-    analytic    estimated from shapes, some operator at least, or from what it took at another batch
+    analytic    estimated from shapes, some operator at least or a launch that merges several, or from what
+                it took at another batch
     unsure      worth measuring, or measured too long ago
 
     Then how far that is above what no schedule can beat (the bound), and above the cheapest stages there are

@@ -213,7 +213,8 @@ def _line(
     measured = [one for one in origins if one is not None]
     seen = costs.is_measured(stage)
     whole = len(measured) == len(origins) and (seen or not stage.merge)  # a merge is estimated from shapes
-    together = len(stage.operators) > 1 and not stage.resources
+    elsewhere = bool(stage.resources) and len(stage.groups) > 1  # the longest group, and no more
+    together = len(stage.operators) > 1 and not elsewhere
     if seen:
         source = CostSource.MEASURED
     elif not whole:

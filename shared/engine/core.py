@@ -378,6 +378,8 @@ class EngineCore:
         """
         scheduler = self._scheduler
         active = self._active
+        if self._registry.lingering:
+            self._registry.forget_unserved(self._plans.values())
         alone = launching = False
         if active is not None and not active.loose:
             alone = len(self._plans) == 1

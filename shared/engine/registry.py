@@ -27,6 +27,7 @@ class TaskRegistry:
         "ended",
         "launchers",
         "line",
+        "lingering",
         "out",
         "patience_s",
         "submitted",
@@ -41,6 +42,7 @@ class TaskRegistry:
         self.ended = dict.fromkeys(Outcome, 0)
         self.launchers: dict[str, Launcher] = {}
         self.line = SharedLine()
+        self.lingering = False  # launchers of models that no plan serves and a task still names
         self.out: list[Action] = []
         self.submitted = 0
         self.tasks: dict[TaskId, Task] = {}
@@ -152,14 +154,14 @@ class TaskRegistry:
                 self.refuse_all(launcher, Code.MODEL_REMOVED, f"the new plan lacks model {name!r}")
 
     def forget_unserved(self, plans: Iterable[PlanState]) -> None:
-        """Drop launchers of models that none of these plans has, but for those that a task still names."""
+        """Drop launchers of models that no plan of these has; those that a task still names are `lingering`."""
         gone = {name for name, launcher in self.launchers.items() if not launcher.served}
         for plan in plans:
             gone.difference_update(plan.bound.model_index)
-        for task in self.tasks.values() if gone else ():
-            gone.difference_update(task.models)
-        for name in gone:
+        named = {name for task in self.tasks.values() for name in task.models} if gone else set()
+        for name in gone - named:
             del self.launchers[name]
+        self.lingering = bool(gone & named)
 
     def end_part(
         self, task: Task, model: str, outcome: Outcome, reason: str, plan: PlanKey | None = None

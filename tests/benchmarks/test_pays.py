@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,14 @@ from benchmarks.pays.device import one_wide_lane
 from benchmarks.pays.dynamics import Found, soonest
 from benchmarks.pays.gain import REGIMES, figure_of, measure_gain
 from benchmarks.pays.intervals import Tasks, in_time, interval, mean_log_s, p50_s, p99_s, ratio
-from benchmarks.pays.load import outcome_of
+from benchmarks.pays.load import Application, outcome_of
 from benchmarks.pays.scenarios import SCENARIOS, Phase, visits
 from benchmarks.processes import DemoFailed
 from benchmarks.runner import Report, run
 from stageloom.edge_agent.bench.contest import ContestLoad
 from stageloom.edge_agent.bench.contestant_process import ContestantError
 from stageloom.edge_agent.bench.load import WindowResult
+from stageloom.edge_agent.bench.window_run import Carried
 from stageloom.planner.store.replans import BEING_TRIED, OVERTAKEN
 from stageloom.shared.errors import TaskExpired, TaskFailed, TaskRefused
 from stageloom.shared.plan import Plan, Resource
@@ -46,6 +48,16 @@ def test_statistics_are_of_all_tasks() -> None:
     found = tasks([0.01 * n for n in range(1, 101)], late=40)
     assert [p50_s(found), p99_s(found), in_time(found)] == pytest.approx([0.51, 1.0, 60.0])
     assert mean_log_s(tasks([0.1, 10.0])) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("carried", [Carried(80.0, 3), Carried(0.0, 0)])
+def test_a_loop_whose_tasks_had_no_result_or_did_not_turn_over_is_no_measure_of_a_load(
+    carried: Carried,
+) -> None:
+    application = Application(None, [], [])  # type: ignore[arg-type]
+    application._runner = SimpleNamespace(closed_loop=lambda *_: carried)  # type: ignore[assignment]
+    with pytest.raises(DemoFailed, match=f"{carried.without_result} had no result"):
+        application.saturated_per_s([1.0], 2.0)
 
 
 def test_a_percentile_that_falls_on_tasks_without_a_result_is_none_and_neither_is_a_ratio() -> None:

@@ -116,7 +116,7 @@ def test_an_unpaced_plan_in_a_closed_loop_is_compared_with_the_fast_ones_closed_
 
 
 class SlowerPair(BesidePair):
-    """Heads take 3 s, tails 1 s and away 9 s; `busy` of five go away in the closed loop, `away` at the rate."""
+    """Heads take 3 s, tails 1 s and away 9 s; `busy` of five go away in a closed loop, `away` at the rate."""
 
     def __init__(self, away: float, busy: int = 2) -> None:
         super().__init__()

@@ -54,7 +54,7 @@ def load_of(device: PaysDevice, share: float) -> Iterator[StayingLoad]:
     deadlines = deadlines_s({one.name: device.alone_s(one.name) for one in device.models})
     with Client(device.socket) as client:
         application = Application(client, device.models, [deadlines[one.name] for one in device.models])
-        application.saturated_per_s(even, 1.0)
+        application.warm_up(even)
         capacity_per_s = application.saturated_per_s(even, 2.0)
         device.replanning(True)
         load = StayingLoad(application, even, share * capacity_per_s, seed=1)

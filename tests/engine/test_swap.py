@@ -240,6 +240,18 @@ def test_a_model_that_no_plan_serves_is_forgotten_once_its_last_step_has_ended()
     assert [*driver.core.completed()] == [one.name for one in driver.core.snapshot(0.0).models] == ["a"]
 
 
+def test_a_model_that_a_shared_task_still_names_is_forgotten_when_that_ends() -> None:
+    """Its part has ended, and its plan gone, before the other part has."""
+    driver = Driver(_plan(_cut(), _cut(name="b")))
+    first = driver.submit("a")
+    shared = driver.submit("a", "b")
+    driver.load(1, _plan(_cut()))
+    driver.activate(1)
+    driver.end_all()
+    assert {driver.outcome(first), driver.outcome(shared)} <= {"completed", "refused"}
+    assert [*driver.core.completed()] == ["a"]
+
+
 def test_models_of_many_plans_that_came_and_went_are_forgotten() -> None:
     """One by one, as the versions of a model do; an engine without room for two plans gives up one first."""
     driver = Driver(_plan(_cut()))

@@ -44,6 +44,17 @@ def test_p99_before_is_the_greatest_of_windows_that_have_half_the_tasks_it_needs
     assert filled(0.010, 0.0, 2.0).before(2.0, CONFIG).p99_s == 0.0
 
 
+def test_arrivals_of_a_model_that_was_gone_and_came_back_count_on() -> None:
+    """Ten a second of each; no plan serves "m" from 2 to 4 s, then for less than a glance."""
+    log = WaitingLog()
+    counted = [(0, 500), (1, 510), (2, None), (3, None), (4, 0), (5, 10), (6, 5), (7, 15)]
+    for at_s, count in counted:
+        log.seen(float(at_s), 0.001, {"n": 10 * at_s} | ({} if count is None else {"m": count}))
+    assert log.arrivals_per_s(4.0, 5.0) == {"n": 10.0, "m": 10.0}
+    assert log.arrivals_per_s(0.0, 7.0)["m"] == pytest.approx((10 + 10 + 15) / 7)
+    assert log.arrivals_per_s(6.0, 7.0) == {"n": 10.0, "m": 10.0}
+
+
 def test_p99_since_is_of_the_tasks_that_arrived_since_the_change_in_the_newest_window() -> None:
     log = filled(0.010)
     before = log.before(10.0, CONFIG)

@@ -500,6 +500,8 @@ def test_plans_with_splits_compete_for_a_budget_where_parts_were_measured_and_th
     found = entrants(rig.store, asked, NANO)
     assert "batch split at 8" in [one.name for one in found.candidates]
     assert len({one.plan.digest for one in found.candidates}) == len(found.candidates)
+    heavy = replace(asked, models=(replace(asked.models[0], weight=3),))
+    assert entrants(rig.store, heavy, NANO) == found, "one model takes no turns"
     none = entrants(rig.store, replace(asked, executor="openvino"), NANO)
     assert none == Entrants((), {})
     assert entrants(rig.store, replace(asked, precision="bf16"), NANO) == Entrants((), {})
