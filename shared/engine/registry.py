@@ -154,7 +154,7 @@ class TaskRegistry:
                 self.refuse_all(launcher, Code.MODEL_REMOVED, f"the new plan lacks model {name!r}")
 
     def forget_unserved(self, plans: Iterable[PlanState]) -> None:
-        """Drop launchers of models that no plan of these has; those that a task still names are `lingering`."""
+        """Drop launchers of models that no plan of these has; those that a task names are `lingering`."""
         gone = {name for name, launcher in self.launchers.items() if not launcher.served}
         for plan in plans:
             gone.difference_update(plan.bound.model_index)
