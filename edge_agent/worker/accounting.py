@@ -8,7 +8,8 @@ before, for which it may have waited. A task that has not ended counts with the 
 that it has when the window ends, so that a plan cannot hide those that it leaves; none that came in the
 last tenth counts, as an age near nothing says nothing. A task that expired, was refused or was given up
 counts as twice the time that it had; one without a deadline by the time after which it was given up, and
-not at all where it failed or was refused. p99 is that of those that completed.
+not at all where it failed or was refused. p99 is that of those that completed, and of those that have not ended
+by their age: else a plan whose queue grows would have the p99 of the few that overtake it.
 """
 
 import math
@@ -101,7 +102,7 @@ class WindowCounter:
     completed_before: dict[str, int]  # tasks, by model
     closes_s: float = math.inf  # the last arrival whose latency counts
     models: dict[str, ModelFigures] = field(default_factory=dict)
-    latencies_s: list[float] = field(default_factory=list)  # of tasks in time, arrival to answer
+    latencies_s: list[float] = field(default_factory=list)  # of tasks that completed or wait: p99's
     due: int = 0  # of the tasks that arrived until `closes_s`, those that have ended
     in_time: int = 0  # and completed
 
@@ -139,12 +140,16 @@ class WindowCounter:
             return
         self.due += 1
         self.in_time += completed
-        if completed and len(self.latencies_s) < MAX_LATENCIES:
-            self.latencies_s.append(latency_s)
+        if completed:
+            self._keep(latency_s)
         if not completed and allowed_s < math.inf:
             latency_s = 2 * allowed_s
         if completed or allowed_s < math.inf or outcome is Outcome.CANCELLED:
             self._judge(task, latency_s)
+
+    def _keep(self, latency_s: float) -> None:
+        if len(self.latencies_s) < MAX_LATENCIES:
+            self.latencies_s.append(latency_s)
 
     def _judge(self, task: Task, latency_s: float) -> None:
         log_latency = math.log(max(latency_s, _SHORTEST_S))
@@ -161,6 +166,7 @@ class WindowCounter:
         for task in waiting:
             if self.began_s <= task.arrived_s <= self.closes_s:
                 self._judge(task, now - task.arrived_s)
+                self._keep(now - task.arrived_s)
         figures = []
         for name, total in core.completed().items():
             model = self._model(name)

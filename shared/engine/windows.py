@@ -153,7 +153,7 @@ class WindowFigures:
     measured_s: float  # the real distance between the two instants
     busy_s: float  # of them, with at least one step in flight on the device
     saturated: bool  # tasks were waiting all the time, so the plan set the throughput and not the arrivals
-    p99_s: float  # of these latencies, where the task completed; 0 without one
+    p99_s: float  # of these, where the task completed or waits, by its age; 0 without one
     oldest_age_s: float  # the greatest that a task had which waited, in a queue or an instance
     judged: tuple[int, ...]  # tasks whose latency counts, per model [num_models]
     log_latency: tuple[float, ...]  # their natural logarithms of seconds, summed [num_models]

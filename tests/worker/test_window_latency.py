@@ -62,6 +62,14 @@ def test_completed_tasks_count_from_arrival_to_answer() -> None:
     assert (seen.due, seen.in_time) == (2, 2)
 
 
+def test_tasks_that_wait_are_in_the_tail_so_that_a_growing_queue_has_no_short_one() -> None:
+    """Of a plan that falls behind, only what overtakes its queue completes in the window."""
+    counter = window()
+    for _ in range(50):
+        counter.task_ended(task(10.2), Outcome.COMPLETED, 10.201)
+    assert end(counter, [task(10.1), task(10.3)]).p99_s == pytest.approx(0.9)
+
+
 @pytest.mark.parametrize("arrived_s", [9.99, 10.95])
 def test_tasks_of_before_and_of_the_last_tenth_speak_of_no_plan(arrived_s: float) -> None:
     """One waited while the other plan ran or drained; the other is too young to have waited."""
