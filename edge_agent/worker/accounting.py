@@ -8,8 +8,8 @@ before, for which it may have waited. A task that has not ended counts with the 
 that it has when the window ends, so that a plan cannot hide those that it leaves; none that came in the
 last tenth counts, as an age near nothing says nothing. A task that expired, was refused or was given up
 counts as twice the time that it had; one without a deadline by the time after which it was given up, and
-not at all where it failed or was refused. p99 is that of those that completed, and of those that have not ended
-by their age: else a plan whose queue grows would have the p99 of the few that overtake it.
+not at all where it failed or was refused. p99 is that of those that completed, and of those that have not
+ended by their age: else a plan whose queue grows would have the p99 of the few that overtake it.
 """
 
 import math
