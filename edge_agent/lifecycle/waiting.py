@@ -61,12 +61,12 @@ class WaitingLog:
         """The queues at one instant; `arrived` counts each model's tasks since the engine serves it."""
         while self._levels and self._levels[0][0] < at_s - _KEEP_S:
             self._levels.popleft()
-        self._gone = {name: gone for name, count in arrived.items() if (gone := self._counted_before(name, count))}
+        self._gone = {name: gone for name, count in arrived.items() if (gone := self._earlier(name, count))}
         self._newest = arrived
         told = arrived if not self._gone else {n: c + self._gone.get(n, 0) for n, c in arrived.items()}
         self._levels.append((at_s, oldest_age_s, told))
 
-    def _counted_before(self, name: str, count: int) -> int:
+    def _earlier(self, name: str, count: int) -> int:
         """The tasks of a model that were counted before no plan served it."""
         if name not in self._newest:
             return next((told[name] for *_, told in reversed(self._levels) if name in told), 0)
